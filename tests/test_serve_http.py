@@ -183,6 +183,74 @@ def test_a_png_with_two_headers_is_not_taken_for_a_small_one() -> None:
     assert not pictures.is_quick(both)
 
 
+def tiff(*entries: tuple[int, int, int, int], content: bytes = b"") -> bytes:
+    tags = b"".join(struct.pack("<HHII", *entry) for entry in sorted(entries))
+    return b"II*\0" + struct.pack("<IH", 8, len(entries)) + tags + bytes(4) + content
+
+
+def size(side: int) -> list[tuple[int, int, int, int]]:
+    return [(256, 4, 1, side), (257, 4, 1, side), (258, 3, 1, 8), (259, 3, 1, 8), (262, 3, 1, 1), (277, 3, 1, 1)]
+
+
+RUNS = b"BM" + struct.pack("<IHHIIiiHHIIiiII", 0, 0, 0, 1078, 40, 8 * 10**6, 2, 1, 8, 1, 0, 0, 0, 256, 0)
+TILES, VALUES = "has tiles of more than 16 million pixels", "has a tag with more than 65,536 values"
+SLOW = {  # files of a few bytes that take minutes or gigabytes
+    "one tile": (
+        tiff(*size(16), (322, 4, 1, 40_000), (323, 4, 1, 40_000), (324, 4, 1, 0), (325, 4, 1, 0)),
+        "has tiles of",
+    ),
+    "many tiles": (
+        tiff(*size(16), (322, 4, 1, 16), (323, 4, 1, 10**6), (324, 4, 4096, 0)),
+        TILES,
+    ),
+    "short tiles": (
+        tiff(*size(16), (322, 3, 1, 60_000), (323, 3, 1, 60_000), (324, 4, 1, 0)),
+        "has tiles of more than",
+    ),
+    "strips": (tiff(*size(16), (273, 1, 10**6, 0)), VALUES),
+    "values": (tiff(*size(16), (40000, 5, 10**6, 0)), VALUES),
+    "values of exif": (
+        tiff((34665, 4, 1, 26), content=struct.pack("<HHHII", 1, 40000, 6, 10**6, 0)),
+        VALUES,
+    ),
+    "a list of itself": (tiff((34665, 4, 1, 8), (34853, 4, 1, 8), (40965, 4, 1, 8)), "is not a readable image"),
+    "BigTIFF": (b"II+\0" + bytes(40), "is a BigTIFF"),
+    "comments": (b"P2\n4 4\n255\n" + 100 * b"#\n" + 16 * b"0 ", "has more than 64 comments"),
+    "text": (b"P3\n2000 2000\n255\n" + b"1 1 1", "has more than 2 million pixels"),
+    "runs": (RUNS + bytes(1024), "has more than 4 million pixels"),
+    "profiles": (png(picture(7))[:33] + 300 * png_chunk(b"iCCP", b"a\0\0"), "has more than 256 texts and profiles"),
+}
+
+
+@pytest.mark.parametrize(("content", "wrong"), SLOW.values(), ids=SLOW)
+def test_files_that_make_a_decoder_work_for_minutes_are_refused(content: bytes, wrong: str) -> None:
+    with pytest.raises(RefusedError, match=f"^it {wrong}"):
+        decode(content)
+
+
+def test_what_cameras_and_programs_write_is_read() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
+    for kind, options in (
+        ("TIFF", {"compression": "tiff_lzw"}),
+        ("TIFF", {"compression": "jpeg"}),
+        ("TIFF", {"tiffinfo": {278: 1}}),  # a strip per row
+        ("BMP", {}),
+        ("PPM", {}),
+        ("GIF", {}),
+        ("WEBP", {}),
+        ("MPO", {"save_all": True, "append_images": [Image.fromarray(noise)]}),
+    ):
+        assert decode(encoded_as(kind, noise, **options)).shape == (12, 12, 1)
+    deep = b"P6\n400 300\n1023\n" + (noise.astype(">u2") * 4).tobytes()  # Pillow reads each pixel of it by itself
+    assert decode(deep).shape == (12, 12, 1)
+
+
+def test_a_png_with_packed_texts_is_not_taken_for_a_small_one() -> None:
+    plain = png(picture(7))
+    for kind, content in ((b"zTXt", b"a\0\0"), (b"eXIf", b"II*\0"), (b"tEXt", b"Raw profile type exif\0")):
+        assert not pictures.is_quick(plain[:33] + png_chunk(kind, content) + plain[33:])
+
+
 def test_large_images_of_one_request_are_decoded_in_turns(tmp_path: Path) -> None:
     """So that the images of other requests come between them: the result is the same."""
     noise = [np.random.default_rng(n).integers(0, 256, (120, 120, 3), dtype=np.uint8) for n in range(3)]

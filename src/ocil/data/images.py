@@ -3,12 +3,13 @@
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 
 from ocil.errors import OcilError
 
@@ -16,6 +17,15 @@ MAX_PIXELS = 40_000_000  # a small file can unpack to gigabytes
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 GRAY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
+TURNS = {  # ImageOps.exif_transpose would also write all EXIF data anew
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF: how the camera was held, and when width and height change places
 
 
@@ -50,18 +60,22 @@ def upright(image: Image.Image, gray: bool) -> Image.Image:
         exif = image.info.get("exif")
         image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
         image.info |= {} if exif is None else {"exif": exif}
-    with suppress(Exception):  # an unknown orientation is ignored; bad pixels are reported below
-        image = ImageOps.exif_transpose(image)
+    if (turn := TURNS.get(_orientation(image))) is not None:
+        image = image.transpose(turn)
     return image.convert("L" if gray else "RGB")
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
     """(width, height) of the image that ``upright`` returns."""
+    return (image.height, image.width) if _orientation(image) in SIDEWAYS else image.size
+
+
+def _orientation(image: Image.Image) -> Any:
+    """How the camera was held. An unknown orientation, or one that cannot be read, is none."""
     try:
-        sideways = image.getexif().get(ORIENTATION) in SIDEWAYS
+        return image.getexif().get(ORIENTATION)
     except Exception:
-        sideways = False
-    return (image.height, image.width) if sideways else image.size
+        return None
 
 
 class _Quiet:

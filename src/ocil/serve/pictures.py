@@ -15,14 +15,18 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from ocil.data.images import FORMATS
 from ocil.online.images import ImageFormat
+from ocil.serve import picture_headers
 from ocil.serve.limits import Limits, RefusedError
 
 PNG = b"\x89PNG\r\n\x1a\n"
 QUICK_BYTES, QUICK_PIXELS = 2**13, 64 * 64
+SLOW_CHUNKS = (*picture_headers.PNG_TEXTS, b"eXIf", b"Raw profile")
 MOST_SCANS = 32  # of a JPEG; programs write up to 20, and each may take some bytes and pass over all pixels
 MARKER = re.compile(rb"\xff([\xc0-\xcf\xd9-\xfe])")  # of those that decoders skip by their length, and the end
 SCAN, END = b"\xda", b"\xd9"
-MOST_READS, MOST_READS_OF_JPEG = 2**15, 2**11  # of parts of a file: each takes microseconds, and a JPEG has few
+MOST_READS = 2**15  # of parts of a file, each of which takes microseconds
+MOST_READS_OF = {b"\xff\xd8": 2**11, b"BM": 2**21, b"P5": 2**21, b"P6": 2**21}  # by the first bytes of a file
+MOST_PLAIN, MOST_RUNS = 2 * 10**6, 4 * 10**6  # pixels of a PPM as text and of a BMP of runs, which Python decodes
 TIMES_READ = 4  # the bytes of a file, all reads together
 EXIF, MOST_EXIF, MOST_EXIF_BYTES = b"Exif\0\0", 2, 2**17  # its entries may each be a copy of all of it
 EXIF_KEYS = {"exif": MOST_EXIF_BYTES, "Raw profile type exif": 2 * MOST_EXIF_BYTES}  # the latter is text of a PNG
@@ -45,9 +49,12 @@ def opened(content: bytes, limits: Limits, name: str) -> Iterator[Image.Image]:
     if not content:
         raise RefusedError(422, f"{name} is empty.")
     try:
+        if wrong := picture_headers.problem(content, limits.pixels):
+            raise RefusedError(422, f"{name} {wrong}.")
         with Image.open(_BoundedFile(content, name), formats=FORMATS) as image:
-            if image.width * image.height > limits.pixels:  # known from the header, nothing is decoded yet
-                raise _too_large(name, limits)
+            most = _most_pixels(image, content, limits)
+            if image.width * image.height > most:  # known from the header, nothing is decoded yet
+                raise _too_large(name, most)
             if _has_too_many_scans(image, content):
                 raise RefusedError(422, f"{name} has more than {MOST_SCANS} scans, which is the limit for a JPEG here.")
             _refuse_long_exif(image, name)
@@ -55,7 +62,7 @@ def opened(content: bytes, limits: Limits, name: str) -> Iterator[Image.Image]:
     except RefusedError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise _too_large(name, limits) from error
+        raise _too_large(name, limits.pixels) from error
     except Exception as error:  # a broken image can fail in any way
         raise RefusedError(422, f"{name} is not a readable image ({', '.join(FORMATS)}).") from error
 
@@ -72,7 +79,7 @@ class _BoundedFile(io.BytesIO):
     def __init__(self, content: bytes, name: str) -> None:
         super().__init__(content)
         self._name = name
-        self._reads = MOST_READS_OF_JPEG if content[:2] == b"\xff\xd8" else MOST_READS
+        self._reads = MOST_READS_OF.get(content[:2], MOST_READS)
         self._bytes = TIMES_READ * len(content) + 2**20
         self._exif = MOST_EXIF
 
@@ -86,13 +93,20 @@ class _BoundedFile(io.BytesIO):
         return part
 
 
+def _most_pixels(image: Image.Image, content: bytes, limits: Limits) -> int:
+    """How many pixels may be decoded; fewer where Pillow decodes them in Python."""
+    if content[:2] in picture_headers.PLAIN:
+        return min(MOST_PLAIN, limits.pixels)
+    return min(MOST_RUNS, limits.pixels) if image.format == "BMP" and image.info.get("compression") else limits.pixels
+
+
 def _has_too_many_scans(image: Image.Image, content: bytes) -> bool:
     """Whether a progressive JPEG, or one inside a TIFF, would be decoded for minutes."""
     if image.format in ("JPEG", "MPO"):
         return _scans_of(content) > MOST_SCANS
     if isinstance(image, TiffImageFile):
-        parts = image.tag_v2.get(TILES) or image.tag_v2.get(STRIPS) or (0,)  # of equal size
-        return image.info.get("compression") == "jpeg" and content.count(b"\xff" + SCAN) > MOST_SCANS * len(parts)
+        parts = set(image.tag_v2.get(TILES) or image.tag_v2.get(STRIPS) or (0,))  # of equal size, one scan each
+        return image.info.get("compression") == "jpeg" and content.count(b"\xff" + SCAN) > MOST_SCANS + len(parts)
     return False
 
 
@@ -108,9 +122,11 @@ def _scans_of(jpeg: bytes) -> int:
 def is_quick(content: bytes) -> bool:
     """Whether an image is decoded in less time than another thread takes to begin: a small PNG, by its header.
 
-    Of several headers Pillow takes the last one.
+    Of several headers Pillow takes the last one, and texts and profiles may be long where they are unpacked.
     """
     if len(content) > QUICK_BYTES or content[:8] != PNG or content[12:16] != b"IHDR" or content.count(b"IHDR") > 1:
+        return False
+    if any(kind in content for kind in SLOW_CHUNKS):
         return False
     width, height = struct.unpack(">II", content[16:24].rjust(8, b"\xff"))
     return bool(width * height <= QUICK_PIXELS)
@@ -142,5 +158,5 @@ def as_png(pixels: NDArray[np.uint8]) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def _too_large(name: str, limits: Limits) -> RefusedError:
-    return RefusedError(413, f"{name} has more than {limits.pixels / 1e6:g} million pixels, which is the limit here.")
+def _too_large(name: str, most: int) -> RefusedError:
+    return RefusedError(413, f"{name} has more than {most / 1e6:g} million pixels, which is the limit here.")
