@@ -214,6 +214,7 @@ SLOW = {  # files of a few bytes that take minutes or gigabytes
         VALUES,
     ),
     "a list of itself": (tiff((34665, 4, 1, 8), (34853, 4, 1, 8), (40965, 4, 1, 8)), "is not a readable image"),
+    "tags": (tiff(*((40000, 1, 1, 0) for _ in range(5000))), "has more than 4,096 tags"),
     "BigTIFF": (b"II+\0" + bytes(40), "is a BigTIFF"),
     "comments": (b"P2\n4 4\n255\n" + 100 * b"#\n" + 16 * b"0 ", "has more than 64 comments"),
     "text": (b"P3\n2000 2000\n255\n" + b"1 1 1", "has more than 0.5 million pixels"),

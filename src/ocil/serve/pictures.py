@@ -17,8 +17,8 @@ from ocil.data.images import FORMATS
 from ocil.online.images import ImageFormat
 from ocil.serve import picture_headers
 from ocil.serve.limits import Limits, RefusedError
+from ocil.serve.picture_headers import PNG, STRIP_PLACES, TILE_PLACES
 
-PNG = b"\x89PNG\r\n\x1a\n"
 QUICK_BYTES, QUICK_PIXELS = 2**13, 64 * 64
 SLOW_CHUNKS = (*picture_headers.PNG_TEXTS, b"eXIf", b"Raw profile")
 MOST_SCANS = 32  # of a JPEG; programs write up to 20, and each may take some bytes and pass over all pixels
@@ -30,7 +30,6 @@ MOST_PLAIN, MOST_RUNS = 5 * 10**5, 4 * 10**6  # pixels of a PPM as text and of a
 TIMES_READ = 4  # the bytes of a file, all reads together
 EXIF, MOST_EXIF, MOST_EXIF_BYTES = b"Exif\0\0", 2, 2**17  # its entries may each be a copy of all of it
 EXIF_KEYS = {"exif": MOST_EXIF_BYTES, "Raw profile type exif": 2 * MOST_EXIF_BYTES}  # the latter is text of a PNG
-STRIPS, TILES = 273, 324  # tags of a TIFF: where its parts are
 
 
 def decode(content: bytes, form: ImageFormat, limits: Limits, name: str) -> NDArray[np.uint8]:
@@ -105,7 +104,8 @@ def _has_too_many_scans(image: Image.Image, content: bytes) -> bool:
     if image.format in ("JPEG", "MPO"):
         return _scans_of(content) > MOST_SCANS
     if isinstance(image, TiffImageFile):
-        parts = set(image.tag_v2.get(TILES) or image.tag_v2.get(STRIPS) or (0,))  # of equal size, one scan each
+        tags = image.tag_v2
+        parts = set(tags.get(TILE_PLACES) or tags.get(STRIP_PLACES) or (0,))  # of equal size, one scan each
         return image.info.get("compression") == "jpeg" and content.count(b"\xff" + SCAN) > MOST_SCANS + len(parts)
     return False
 
