@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ocil.errors import OcilError
 from ocil.files import path_or_none
-from ocil.limits import MAX_THREADS, whole
+from ocil.limits import MAX_THREADS, check_threads, whole
 from ocil.plugins import PROGRAM
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def run_many(
 
 def _check_numbers(workers: int, threads: int) -> None:
     whole("workers", workers, 0, MAX_THREADS)
-    whole("threads", threads, 1, MAX_THREADS)
+    check_threads(threads)
 
 
 def _workers_that_know(configs: "Sequence[RunConfig]", workers: int) -> int:
