@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
+from os import PathLike
 from pathlib import Path
 from typing import Literal
 
@@ -60,7 +61,7 @@ def load(name: str | Path = DEFAULT, data_dir: Path | str | None = None, verify:
         ('fashion-mini', (14, 14, 1), 10)
     """
     data_dir = path_or_none(data_dir)
-    if not isinstance(name, str | Path):
+    if not isinstance(name, str | PathLike):
         raise OcilError(f"a dataset is loaded by its name or path, not by a {type(name).__name__}.")
     if (source := SOURCES.find(str(name))) is not None:
         return _made(source)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def load_learner(
         >>> tuple(learner.scores(batch.x).shape)
         (10, 10)
     """
-    if not isinstance(run, str | Path):
+    if not isinstance(run, str | PathLike):
         raise OcilError(f"a {type(run).__name__} is not the folder of a run: give OUT/CELL/seed-N.")
     folder = RunFolder(Path(run))
     config = _config_of(folder)
