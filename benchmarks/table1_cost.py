@@ -24,11 +24,18 @@ TIMED = {Label.parse(row["method"]).method: row for row in json.loads(STEPS.read
 
 
 def step_ms(config: RunConfig) -> float:
-    if config.method in TIMED:
-        return float(TIMED[config.method]["ms_per_step"])
+    if timed := TIMED.get(config.method):
+        then = resolve(config.method, "cifar100", settings=timed.get("settings"))
+        return float(timed["ms_per_step"]) * passes_per_step(config) / passes_per_step(then)
     a_pass, an_image = MILLISECONDS["cuda bf16"]
     passes, images = cost_of_step(config, Size.of(CATALOG["cifar100"]))
     return passes * a_pass + images * an_image
+
+
+def passes_per_step(config: RunConfig) -> int:
+    """At least 1: GDumb only stores."""
+    classes = CATALOG[config.dataset].classes
+    return max(1, len(config.learner_class.passes(config.learner, config.stream.batch_size, classes)))
 
 
 def seconds(row: str, dataset: str, memory: int | None = None) -> float:

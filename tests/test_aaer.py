@@ -423,6 +423,10 @@ def test_settings_and_honesty() -> None:
     config = ocil.resolve("aaer", "cifar100").learner
     assert isinstance(config, AAERConfig)
     assert (config.memory_batch, config.augment, config.compensation, config.review) == (100, True, "backward", False)
+    assert config.updates == 4
+    here = ocil.resolve("aaer", "fashion-mini").learner
+    assert isinstance(here, AAERConfig)
+    assert here.updates == AAERConfig().updates == 1  # which a file from before this setting means
     for bad in ({"drift_weight": -1.0}, {"compensation": "sideways"}):
         with pytest.raises(OcilError, match=next(iter(bad))):
             make(**bad)

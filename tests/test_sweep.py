@@ -521,10 +521,11 @@ def test_the_table_of_times_agrees_with_the_steps_that_were_timed() -> None:
     a_pass, an_image = MILLISECONDS["cuda bf16"]
     rows = json.loads(in_repository("results/performance/h200-steps.json").read_text())["rows"]
     rows = [row for row in rows if (row["precision"], row["seeds"]) == ("bf16", 10)]
-    names = {row["method"].removesuffix("-rv"): row["ms_per_step"] for row in rows}
+    names = {row["method"].removesuffix("-rv"): row for row in rows}
     assert {"gss", "agem", "aser", "afs", "er"} < names.keys()
-    for name, measured in names.items():
-        passes, images = cost_of_step(resolve(name, "cifar100"), Size.of(CATALOG["cifar100"]))
+    for name, row in names.items():
+        config, measured = resolve(name, "cifar100", settings=row.get("settings")), row["ms_per_step"]
+        passes, images = cost_of_step(config, Size.of(CATALOG["cifar100"]))
         tabled = (a_pass * passes + an_image * images) * METHODS[name].load().kernel_factor
         assert name == "gdumb" or measured / 1.15 < tabled < measured * 1.15, name
 

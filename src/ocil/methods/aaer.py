@@ -55,7 +55,8 @@ class AAER(Learner):
     Config = AAERConfig
     config: AAERConfig
     dataset_settings: ClassVar[dict[str, dict[str, Any]]] = {
-        "fashion-mini": {"memory_batch": 10}  # ours: the demo has to run on a slow laptop
+        **{name: {"updates": 4} for name in ("mini_imagenet", "cifar100", "cifar10")},  # ours: docs/methods/aaer.md
+        "fashion-mini": {"memory_batch": 10},  # ours: the demo has to run on a slow laptop
     }
     class_rows = (*Learner.class_rows, "anchors", "known", "centres", "taken", "moved")
     vector_settings: ClassVar[dict[str, Any]] = {"augment": False}
