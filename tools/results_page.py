@@ -6,11 +6,12 @@ A page says where a table belongs by two marks, ``<!-- name -->`` and ``<!-- end
 """
 
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from ocil.longtail.results import LongTailCell
 from ocil.methods import METHODS
 from ocil.report import longtail, papers
 from ocil.report.cells import Collection, MeasuredCell, MeasuredColumn, title_of
@@ -175,20 +176,32 @@ def longtail_tables(found: Collection) -> str:
 
 
 def longtail_in_short(found: Collection) -> str:
-    """A row per variant, columns per dataset: accuracy, and how well unknown classes are told apart where measured."""
-    groups = {DATASETS[group[0].config.dataset]: group for group in longtail.groups(found.longtail)}
-    columns = [
-        (f"{dataset}: {longtail.HEADINGS[name]}", {cell.config.variant: percent(cell.value(name)) for cell in group})
-        for dataset, group in groups.items()
-        for name in LONGTAIL_IN_SHORT
-        if any(cell.value(name) for cell in group)
-    ]
+    """A row per variant. Columns per dataset and number of epochs: of the longest training all that is measured in
+    short, of others the accuracy on all classes."""
+    groups = sorted(longtail.groups(found.longtail), key=lambda g: (list(DATASETS).index(dataset_of(g)), epochs_of(g)))
+    longest = {dataset_of(group): epochs_of(group) for group in groups}  # the last one of each dataset
+    columns = []
+    for group in groups:
+        dataset, epochs = dataset_of(group), epochs_of(group)
+        for name in LONGTAIL_IN_SHORT if epochs == longest[dataset] else ("overall",):
+            if any(cell.value(name) for cell in group):
+                head = f"{DATASETS[dataset]} ({epochs[0]} + {epochs[1]}): {longtail.HEADINGS[name]}"
+                columns.append((head, {cell.config.variant: percent(cell.value(name)) for cell in group}))
     rows = [
         Row.of(title, *(shown.get(variant, "-") for _, shown in columns))
         for variant, title in longtail.NAMES.items()
         if any(variant in shown for _, shown in columns)
     ]
     return table(("method", *(head for head, _ in columns)), rows)
+
+
+def dataset_of(group: Sequence[LongTailCell]) -> str:
+    return group[0].config.dataset
+
+
+def epochs_of(group: Sequence[LongTailCell]) -> tuple[int, int]:
+    """Of the two stages."""
+    return group[0].config.epochs1, group[0].config.epochs2
 
 
 def longtail_cells(found: Collection) -> str:
