@@ -25,6 +25,7 @@ from ocil.runs.config import RunConfig, command, concerns, memory_settings, reso
 from ocil.runs.defaults import DEFAULT_MEMORY
 from ocil.runs.settings import as_argument, fill, meanings
 from ocil.streams import StreamConfig
+from ocil.streams.kinds import settings_of_others
 from tests.conftest import Call
 
 with_memory = [name for name, info in METHODS.items() if info.memory]
@@ -240,6 +241,9 @@ def run_configs(draw: st.DrawFn) -> RunConfig:
     if METHODS[name].needs_task_ends or name == "pcr":
         given_settings["boundary"] = "clear"
         given_settings["epochs"] = 1
+    for key in settings_of_others(given_settings.get("boundary", "iid" if METHODS[name].offline else "clear")):
+        if key != "epochs":
+            given_settings.pop(key, None)
         given_settings.pop("task_ends", None)
     if given_settings.get("boundary") == "none":
         given_settings.pop("task_ends", None)
@@ -308,6 +312,12 @@ def test_fine_tune_is_its_own_reference() -> None:
         ({"memory": 15, "memory_batch": 30}, "memory = 15 is smaller than memory_batch = 30"),
         ({"memory": -1}, "memory = -1 must be at least 0."),
         ({"blurry_share": 1.5}, "blurry_share = 1.5 must be from 0 to 1."),
+        ({"fade": 1}, "fade has no effect with boundary = 'clear': give boundary=none, or leave it out."),
+        (
+            {"boundary": "none", "blurry_share": 0.3},
+            "blurry_share has no effect with boundary = 'none': give boundary=blurry or boundary=i-blurry or "
+            "boundary=si-blurry, or leave it out.",
+        ),
     ],
 )
 def test_bad_settings(given_settings: dict[str, Any], message: str) -> None:

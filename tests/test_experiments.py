@@ -330,6 +330,18 @@ def test_settings_for_all_cells_go_where_they_belong(write) -> None:  # type: ig
     assert (cells["fine-tune"].value("memory"), cells["er"].value("memory")) == (0, 500)
 
 
+def test_settings_of_a_kind_of_stream_concern_the_cells_of_that_kind(write) -> None:  # type: ignore[no-untyped-def]
+    def shares(text: str) -> list[tuple[str, float]]:
+        return [(c.config.stream.boundary, c.config.stream.blurry_share) for c in read(write(text)).cells]
+
+    found = [("clear", 0.1), ("blurry", 0.3)]
+    both = 'boundary = ["clear", "blurry"]'
+    assert shares(f'[settings]\nblurry_share = 0.3\n[[cells]]\nmethod = "er"\n{both}') == found
+    assert shares(f'[[cells]]\nmethod = "er"\n{both}\nblurry_share = 0.3') == found
+    with pytest.raises(OcilError, match="blurry_share has no effect with boundary = 'clear'"):
+        shares('[[cells]]\nmethod = "er"\nblurry_share = 0.3')
+
+
 def test_the_command_line_wins_over_an_axis(write) -> None:  # type: ignore[no-untyped-def]
     path = write('[[cells]]\nmethod = "afs"\nbeta = [0.1, 0.2]\nmemory = {cifar10 = 200}\n')
     cells = read(path, seeds=1, settings={"beta": "0.4", "dataset": "cifar100", "memory": "300"}).cells

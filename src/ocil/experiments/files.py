@@ -35,7 +35,8 @@ from ocil.methods import MethodInfo, method
 from ocil.rng import MAX_SEED
 from ocil.runs.config import DatasetFacts, RunConfig, concerns, memory_settings, resolve
 from ocil.runs.settings import refuse_unknown
-from ocil.streams import StreamConfig
+from ocil.streams import KINDS, StreamConfig
+from ocil.streams.kinds import settings_of_others
 
 MAX_SEEDS = 10_000
 KEYS = {"title", "about", "paper", "seeds", "first_seed", "settings", "cells"}  # of a file
@@ -239,7 +240,11 @@ class _Expansion:
         has = settings_of(info)
         self.known |= has
         refuse_unknown(info.name, sorted(own & set(point)), has)
-        concerned = {key: value for key, value in point.items() if key in has and meant_for(info, key, key in own)}
+        idle = set() if info.offline else _settings_of_other_kinds(point)
+        if "boundary" not in varied:
+            idle -= own  # given for this kind alone: a mistake, which is refused
+        mine = {key: value for key, value in point.items() if key in has and key not in idle}
+        concerned = {key: value for key, value in mine.items() if meant_for(info, key, key in own)}
         self.unused -= set(concerned)
         config = resolve(info.name, dataset.name, settings=concerned, **dataset.facts)
         if dataset.fingerprint:
@@ -258,6 +263,12 @@ class _Expansion:
 def settings_of(info: MethodInfo) -> set[str]:
     """The names of all settings of a method's runs: the method's own and the stream's."""
     return {f.name for f in (*fields(StreamConfig), *fields(info.learner_class.Config))}
+
+
+def _settings_of_other_kinds(point: Mapping[str, Any]) -> set[str]:
+    """The settings that do nothing in a cell with streams of this kind."""
+    boundary = point.get("boundary", StreamConfig.boundary)
+    return settings_of_others(boundary) if isinstance(boundary, str) and boundary in KINDS else set()
 
 
 def meant_for(info: MethodInfo, key: str, own: bool = False) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ocil import data
 from ocil.data import DEFAULT
-from ocil.runs.config import refuse_beside_order, resolve_stream
+from ocil.runs.config import refuse_beside_order, refuse_of_other_kinds, resolve_stream
 from ocil.runs.settings import refuse_unknown
 from ocil.seeds import check_seed
 from ocil.streams import Stream, StreamConfig
@@ -22,4 +22,5 @@ def stream_of(dataset: str | None, settings: Mapping[str, Any], seed: int = 0, d
     facts = loaded.num_classes, loaded.num_domains, usual_task_sizes(loaded)
     config = resolve_stream(loaded.name, settings, *facts)
     refuse_beside_order(config, settings)
+    refuse_of_other_kinds(config, settings)
     return Stream(loaded, config, seed)

@@ -24,8 +24,9 @@ from ocil.rng import check_seed
 from ocil.runs.defaults import usual_lr, usual_precision, usual_reviews, usual_settings
 from ocil.runs.naming import NameCache, as_formerly, cell_name, distinct, readable, short_digest
 from ocil.runs.settings import as_argument, fill, read_as, refuse_later, refuse_unknown, restored, values
-from ocil.streams import StreamConfig, usual_tasks
+from ocil.streams import KINDS, StreamConfig, usual_tasks
 from ocil.streams.config import usual_task_sizes
+from ocil.streams.kinds import settings_of_others
 
 if TYPE_CHECKING:
     from ocil.methods.base import Learner
@@ -301,6 +302,7 @@ def resolve_named(
     chosen = usual_precision(info, given) | usual | usual_lr(given) | given
     stream = resolve_stream(dataset, chosen, classes, domains, task_sizes)
     refuse_beside_order(stream, given)
+    refuse_of_other_kinds(stream, given)
     learner = _with_one_width(fill(info.learner_class.Config, chosen), given)
     _refuse_without_effect(learner, given, usual)
     if not learner.review_every:
@@ -357,6 +359,14 @@ def refuse_beside_order(stream: StreamConfig, given: Mapping[str, Any]) -> None:
     for name, value in values(StreamConfig, given).items():
         if name not in evaluations | {"order"} and value != getattr(decided, name):
             raise OcilError(f"order = {stream.order} decides what arrives when: leave out {name} = {given[name]}.")
+
+
+def refuse_of_other_kinds(stream: StreamConfig, given: Iterable[str]) -> None:
+    """Raise if a setting was given, other than the default, that only other kinds of streams have."""
+    for name in sorted(settings_of_others(stream.boundary) & set(given)):
+        if getattr(stream, name) != getattr(StreamConfig, name):
+            kinds = " or ".join(f"boundary={other}" for other, kind in KINDS.items() if name in kind.settings)
+            raise OcilError(f"{name} has no effect with boundary = {stream.boundary!r}: give {kinds}, or leave it out.")
 
 
 def _with_one_width(config: LearnerConfig, given: Mapping[str, Any]) -> LearnerConfig:

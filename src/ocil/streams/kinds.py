@@ -71,6 +71,12 @@ KINDS: Mapping[Boundary, StreamKind] = {
 """By the value of ``boundary``."""
 
 
+def settings_of_others(boundary: Boundary) -> set[str]:
+    """The settings that other kinds have and this one has not: here they do nothing."""
+    every = {name for kind in KINDS.values() for name in kind.settings}
+    return every - set(KINDS[boundary].settings)
+
+
 def draw(data: Dataset, config: StreamConfig, seed: int) -> Order:
     """The order of a configuration and a seed."""
     material = Material.of(data, config, seed)
