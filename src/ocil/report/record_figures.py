@@ -66,6 +66,7 @@ def _over_time(column: MeasuredColumn, cells: Mapping[str, MeasuredCell]) -> Ite
         record_plots.over_time,
         curves,
         units,
+        told_apart=[curves],
     )
 
 
@@ -121,6 +122,7 @@ def _reliability(column: MeasuredColumn, cells: Mapping[str, MeasuredCell]) -> I
             + seeds_of(cells[name] for name in found),
             record_plots.reliability,
             found,
+            told_apart=[found],
         )
 
 
@@ -185,6 +187,7 @@ def _against_cost(
         title: [(known[name], cells[name].summary.average_accuracy) for name in names]
         for title, names in _curves(shown, varied).items()
     }
+    lines = [title for title, points in curves.items() if len(points) > 1]
     yield sketch_of(
         column,
         f"accuracy-against-{kind}",
@@ -194,6 +197,7 @@ def _against_cost(
         record_plots.against_cost,
         curves,
         label,
+        told_apart=[curves, lines],
     )
 
 
