@@ -560,7 +560,7 @@ def test_a_method_has_one_colour_on_a_page(monkeypatch: pytest.MonkeyPatch, tmp_
     for name, memory in (("er", 200), ("mir", 200), ("scr", 200), ("scr", 300), ("aser", 300), ("er", 300)):
         save(tmp_path / "runs", name, 0.3 if name == "er" else 0.5, memory=memory)
     looks_of: dict[str, Look] = {}
-    drawn: dict[str, list[dict[str, str]]] = {"svg": [], "pdf": []}
+    drawn: dict[str, list[dict[str, Any]]] = {"svg": [], "pdf": []}
 
     def rendered(form: str, paint: Callable[..., Figure], *args: Any) -> Any:
         if isinstance(args[-1], dict) and all(isinstance(look, Look) for look in args[-1].values()):
