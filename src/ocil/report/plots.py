@@ -15,7 +15,7 @@ from ocil.data.derived import short_name
 from ocil.evaluation.measures import Estimate
 from ocil.evaluation.record_types import EASY, HARD
 from ocil.report.style import COLOURS, INK, LINES, MARKERS, PALETTE, STYLE, Look, Looks, lay_out, looks, new_figure
-from ocil.text import escaped
+from ocil.text import escaped, number_text
 
 if TYPE_CHECKING:
     from ocil.runs.results import Summary
@@ -39,7 +39,7 @@ def accuracy_after_each_task(summaries: Sequence["Summary"], names: Sequence[str
             again, place = divmod(number, len(COLOURS))
             look = Look(COLOURS[place], MARKERS[number % len(MARKERS)], LINES[again % len(LINES)])
             points = summary.accuracy_curve
-            label = f"{name}  {100 * points[-1].mean:.1f} %"
+            label = f"{name}  {number_text(points[-1].mean, 'percent')} %"
             _draw_curve(axes, points, look, label, alpha=0.15, markersize=5, linewidth=1.5)
         axes.set(xlabel="tasks learned", ylabel="accuracy on all classes so far, %", ylim=(0, 100))
         axes.set_title(title_of(summaries))
@@ -71,7 +71,7 @@ def accuracy(
     figure, (axes,) = new_figure(7.2, 4.2)
     highest, look = 0.0, look or looks(curves)
     for name, points in sorted(curves.items(), key=lambda item: -item[1][-1].mean):
-        _draw_curve(axes, points, look[name], f"{name}  {100 * points[-1].mean:.1f}", alpha=0.12)
+        _draw_curve(axes, points, look[name], f"{name}  {number_text(points[-1].mean, 'percent')}", alpha=0.12)
         highest = max(highest, *(100 * point.mean for point in points))
     top = min(100.0, 10 * np.ceil((highest + 3) / 10))
     axes.set(xlabel=xlabel, ylabel=f"accuracy on all {units} so far, %", ylim=(0, top))
@@ -171,7 +171,8 @@ def running_time(times: Mapping[str, Estimate]) -> Figure:
     seconds = [times[name].mean for name in names]
     axes.barh(range(len(names)), seconds, color=PALETTE[0], height=0.66)
     for number, value in enumerate(seconds):
-        axes.annotate(f"{value:.1f}", (value, number), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
+        text = number_text(value, ".1f")
+        axes.annotate(text, (value, number), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
     axes.set_yticks(range(len(names)), names)
     axes.set(xlabel="wall seconds of a run")
     axes.margins(x=0.1, y=0.5 / max(1, len(names)))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Set
 from itertools import accumulate
 from typing import TypeVar
 
+from ocil.evaluation.measures import mean_of
 from ocil.report import record_plots, records
 from ocil.report.cells import MeasuredCell, MeasuredColumn
 from ocil.report.cost import bytes_kept, images_per_batch, run_images
@@ -242,4 +243,4 @@ def _curves(cells: Mapping[str, MeasuredCell], varied: Set[str]) -> dict[str, li
 
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
+    return mean_of(known) if known and len(known) == len(values) else None

@@ -12,7 +12,7 @@ from ocil.evaluation.measures import Estimate
 from ocil.report.plots import OUTSIDE, draw_band, name_points
 from ocil.report.records import Array, Calibration, Confusion, HeatMap, OverTime
 from ocil.report.style import INK, RULE, Look, Looks, looks, new_figure
-from ocil.text import kilo
+from ocil.text import kilo, number_text
 
 COLOURS = "viridis"
 NUMBERED = 10  # classes: with as many or fewer, a confusion matrix has numbers
@@ -32,7 +32,7 @@ def over_time(curves: Mapping[str, OverTime], units: str = "classes", look: Look
     ordered = sorted(curves.items(), key=lambda item: -item[1].accuracy[-1].mean)
     for number, (name, curve) in enumerate(ordered):
         mean = draw_band(axes, curve.batches, curve.accuracy, look[name], alpha=0.13)
-        colour, label = look[name].colour, f"{_short(name)}  {mean[-1]:.1f}"
+        colour, label = look[name].colour, f"{_short(name)}  {number_text(mean[-1], '.1f')}"
         axes.plot(curve.batches, mean, look[name].line, color=colour, linewidth=1.3, label=label)
         if 0 < len(curve.reviews) <= MOST_MARKS:
             at = np.interp(curve.reviews, curve.batches, mean)
@@ -124,7 +124,7 @@ def reliability(curves: Mapping[str, Calibration], look: Looks | None = None) ->
     axes.plot([0, 100], [0, 100], color=INK, linewidth=0.8, linestyle=":")
     look = look or looks(curves)
     for name, curve in curves.items():
-        label = f"{_short(name)}  {100 * curve.error:.1f}"
+        label = f"{_short(name)}  {number_text(curve.error, 'percent')}"
         axes.plot(100 * curve.confidence, 100 * curve.accuracy, **look[name].line_options, label=label)
     axes.set(xlabel="confidence, %", ylabel="accuracy, %", xlim=(0, 100), ylim=(0, 100))
     axes.legend(title="calibration error, %", **OUTSIDE)
