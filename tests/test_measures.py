@@ -240,3 +240,13 @@ def test_the_example_of_the_page_is_a_measure() -> None:
     assert MEASURES["worst-class"].of(result) == 0.5
     result.evaluations = [{}]
     assert MEASURES["worst-class"].of(result) is None
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.randoms())
+def test_an_estimate_does_not_depend_on_the_order_of_seeds(values: list[float], random: Any) -> None:
+    mixed = values.copy()
+    random.shuffle(mixed)
+    one, other = measures.estimate(values), measures.estimate(mixed)
+    assert (one.mean, one.interval) == (other.mean, other.interval)
+    assert one.values == tuple(values)
+    assert measures.mean_of(iter(mixed)) == one.mean

@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -30,7 +31,7 @@ from ocil.report.measure_tables import measures_document
 from ocil.report.papers import load
 from ocil.report.quantities import recorded as recorded_quantities
 from ocil.report.standings import Standings
-from ocil.report.style import REPORT_STYLE, looks, render
+from ocil.report.style import PALETTE, REPORT_STYLE, Look, looks, render, shared_looks
 from ocil.report.table import csv, latex_table
 from ocil.report.write import write
 from ocil.runs.config import resolve
@@ -348,7 +349,7 @@ def test_a_curve_of_compute_joins_the_settings_that_change_it(monkeypatch: pytes
     cells = [without_cost("er"), *rates, *batches, without_cost("er-ace"), cell("mir"), cell("scr")]
     by_name = {f"{each.label} {each.learner_settings}": each for each in cells}
     drawn: dict[str, tuple[dict[str, list[tuple[float, Estimate]]], str]] = {}
-    monkeypatch.setattr(record_figures, "sketch_of", lambda _, kind, *rest: drawn.update({kind: rest[-2:]}))
+    monkeypatch.setattr(record_figures, "sketch_of", lambda _, kind, *rest, **__: drawn.update({kind: rest[-2:]}))
     list(record_figures._costs(cells[0].column, by_name))
     curves, label = drawn["accuracy-against-compute"]
     assert label == "images passed per stream batch"
@@ -537,3 +538,49 @@ def test_a_method_has_one_look_in_all_figures() -> None:
     one, other = looks(["afs", "er", "scr"]), looks(["scr", "afs", "er"])
     assert one == other
     assert len(set(one.values())) == 3
+
+
+def test_figures_that_share_methods_share_looks() -> None:
+    """Ranks are served first, and what no figure shows together has one colour only if there are too few."""
+    order = ["a", "b", "c", "d", "never drawn"]
+    found = shared_looks(order, [["b", "a"], ["d", "c"], ["memory"], []])
+    assert found == {name: Look.number(number) for number, name in enumerate(["a", "b", "c", "d", "memory"])}
+    assert shared_looks(order, [["d", "c"], ["b"], ["a"]]) == shared_looks(order, [["a"], ["c", "d"], ["b"]])
+    many = [f"m{number:03}" for number in range(150)]
+    crowd = shared_looks(many, [many])
+    assert [crowd[name] for name in many[:147]] == [Look.number(number) for number in range(147)]
+    small = [many[start:149:29] for start in range(4)]  # among all, many of them would have one colour
+    found = shared_looks(many, [many, *small])
+    for figure in small:
+        assert len({found[name].colour for name in figure}) == len(figure) <= len(PALETTE)
+
+
+def test_a_method_has_one_colour_on_a_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In every figure that tells methods apart, whichever methods it has, as SVG and as PDF."""
+    for name, memory in (("er", 200), ("mir", 200), ("scr", 200), ("scr", 300), ("aser", 300), ("er", 300)):
+        save(tmp_path / "runs", name, 0.3 if name == "er" else 0.5, memory=memory)
+    looks_of: dict[str, Look] = {}
+    drawn: dict[str, list[dict[str, Any]]] = {"svg": [], "pdf": []}
+
+    def rendered(form: str, paint: Callable[..., Figure], *args: Any) -> Any:
+        if isinstance(args[-1], dict) and all(isinstance(look, Look) for look in args[-1].values()):
+            with mpl.rc_context(REPORT_STYLE):
+                lines = [line for axes in paint(*args).axes for line in axes.get_lines()]
+            assert all(looks_of.setdefault(name, look) == look for name, look in args[-1].items()), paint.__name__
+            assert {look.colour for look in args[-1].values()} <= {line.get_color() for line in lines}
+            labels = {re.split(",|  ", str(line.get_label()))[0]: line.get_color() for line in lines}
+            drawn[form].append(
+                {name: colour for name, colour in labels.items() if name in args[-1]} | {"": paint.__name__}
+            )
+        return "<svg/>" if form == "svg" else b"%PDF"
+
+    monkeypatch.setattr("ocil.report.rendering.render", partial(rendered, "svg"))
+    monkeypatch.setattr("ocil.report.rendering.render_pdf", partial(rendered, "pdf"))
+    write(collect([tmp_path / "runs"]), tmp_path / "out", paper=load("none"), pdf=True)
+    assert drawn["svg"] == drawn["pdf"]
+    assert {"accuracy", "over_time", "old_and_new", "reliability", "sample_types"} <= {
+        each[""] for each in drawn["svg"]
+    }
+    for colours in drawn["svg"]:
+        assert all(looks_of[name].colour == colour for name, colour in colours.items() if name)
+    assert len({look.colour for look in looks_of.values()}) == len(looks_of) == 4

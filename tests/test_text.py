@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from PIL import Image
 
 from ocil.data import Dataset
 from ocil.report.table import csv_text, markdown_text
-from ocil.text import bytes_text, escaped
+from ocil.text import bytes_text, escaped, number_text
 from tests.conftest import SMALL, Call, Said
 
 ESC, BELL, CSI, DEL, TURNED = "\x1b", "\x07", "\x9b", "\x7f", "\u202e"
@@ -138,3 +139,20 @@ def test_names_that_are_no_formula_stay() -> None:
     for text in ("er", "birds-2", "lr=0.1", "3.5", "a=b", ""):
         assert csv_text(text) == text
     assert markdown_text(f"a{ESC}|b") == r"a\\x1b\|b"
+
+
+@pytest.mark.parametrize("half", [54.15, 54.25, 0.05, -0.05, -3.35, 1234.55])
+def test_the_last_bits_of_a_number_change_no_digit(half: float) -> None:
+    """A half is rounded away from zero; what is no half is rounded to the nearest digit."""
+    text = f"{half + math.copysign(0.001, half):.1f}"
+    below, above = math.nextafter(half, -math.inf), math.nextafter(half, math.inf)
+    assert {number_text(each, ".1f") for each in (half, below, above)} == {text}
+    assert {number_text(each / 100, "percent") for each in (half, below, above)} == {text}
+    nearer_to_zero = half - math.copysign(1e-6, half)
+    assert number_text(nearer_to_zero, ".1f") == f"{nearer_to_zero:.1f}"
+
+
+def test_numbers_of_any_kind_as_text() -> None:
+    assert (number_text(-1e-17, "percent"), number_text(0.0, "z.1f"), number_text(0.5, ".0f")) == ("0.0", "0.0", "1")
+    assert (number_text(float("nan"), ".1f"), number_text(float("inf"), ".1f")) == ("nan", "inf")
+    assert (number_text(12_345_678_901, ",.0f"), number_text(1e-30, ".3e")) == ("12,345,678,901", "1.000e-30")

@@ -25,6 +25,7 @@ from ocil.report.standing_tables import images_text, methods_tables, paired_text
 from ocil.report.standings import Standings
 from ocil.report.table import Column, Row, Table, Value, markdown_table
 from ocil.runs.config import RunConfig, command
+from ocil.text import number_text
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/results.md", "docs/results-in-full.md", "docs/methods/stride.md", "results/README.md")
@@ -385,7 +386,7 @@ def stream_name(column: MeasuredColumn) -> str:
 
 def mean_of(standings: Standings, entry: Entry, column: MeasuredColumn) -> str:
     number = standings.numbers[entry.name].get(column)
-    return "-" if number is None else f"{100 * number.value.mean:.1f}"
+    return "-" if number is None else number_text(number.value.mean, "percent")
 
 
 def streams_in_full(cells: list[MeasuredCell]) -> str:

@@ -5,6 +5,7 @@ import unicodedata
 ESCAPED = ("Cc", "Cs", "Zl", "Zp")  # control characters, half of a surrogate pair, separators of lines and paragraphs
 DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
+LAST_BITS = 1e-11  # relative: what is nearer to a half than this is meant to be one
 SPELLED = {"±": "+-", "→": "->", "·": ".", "×": "x", "–": "-", "−": "-", "…": "..."}
 """How characters are written where the output cannot have them."""
 
@@ -35,6 +36,18 @@ def _escaped(letter: str) -> str:
     if unicodedata.category(letter) in ESCAPED or letter in DIRECTIONS:
         return letter.encode("unicode_escape").decode()
     return letter
+
+
+def number_text(value: float, form: str) -> str:
+    """A number in a format of Python, or ``percent`` for a share of 1. A half is rounded away from zero, whatever its
+    last bits are: sums of the same numbers in different orders, which differ there, are written alike.
+
+    >>> number_text(54.15, ".1f"), number_text(54.15000000000001, ".1f"), number_text(-0.0005, "percent")
+    ('54.2', '54.2', '-0.1')
+    """
+    if form == "percent":
+        value, form = 100 * value, "z.1f"
+    return format(value * (1 + LAST_BITS), form)
 
 
 def kilo(number: float, digits: int = 3) -> str:

@@ -16,7 +16,7 @@ from rich.text import Text
 from ocil.cli import console
 from ocil.data.derived import short_name
 from ocil.engines.job import Event
-from ocil.evaluation.measures import average_accuracy
+from ocil.evaluation.measures import average_accuracy, mean_of
 from ocil.experiments.estimate import Forecast, roughly
 from ocil.experiments.files import Cell
 from ocil.report.terminal_table import literal
@@ -24,6 +24,7 @@ from ocil.runs.config import RunConfig
 from ocil.runs.protocol import Interrupted, Progress, Run, RunKey
 from ocil.runs.results import Result
 from ocil.runs.stream_run import StreamRun
+from ocil.text import number_text
 
 NARROW = 80
 """On a terminal with fewer columns than this, a run has no bar: its share and the time left would be cut off."""
@@ -267,7 +268,7 @@ class _CellRow:
     @property
     def texts(self) -> tuple[Text | str, ...]:
         """What the table shows of it, by column."""
-        mean = f"{100 * sum(self.accuracies) / self.done:.1f}" if self.done else ""
+        mean = number_text(mean_of(self.accuracies), "percent") if self.done else ""
         counts = (f"{self.done}/{self.runs}", str(len(self.running) or ""), str(self.failed or ""))
         return literal(self.label), literal(self.data), *counts, mean
 

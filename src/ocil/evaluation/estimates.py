@@ -1,7 +1,7 @@
 """Means over seeds with their 95 % confidence intervals."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -45,13 +45,17 @@ def estimate_json(value: Estimate | None) -> dict[str, Any] | None:
     return None if value is None else {"mean": value.mean, "interval": value.interval, "values": list(value.values)}
 
 
+def mean_of(values: Iterable[float]) -> float:
+    """The mean, to the last bit the same in whatever order the values come."""
+    return float(np.mean(sorted(values)))
+
+
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and ``t(0.975, n-1) · standard error``."""
-    n = len(values)
-    mean = float(np.mean(values))
+    """Mean and ``t(0.975, n-1) · standard error``. Neither depends on the order of the values."""
+    n, mean = len(values), mean_of(values)
     if n < 2:
         return Estimate(mean, None, tuple(values))
-    error = float(np.std(values, ddof=1)) / math.sqrt(n)
+    error = float(np.std(sorted(values), ddof=1)) / math.sqrt(n)
     return Estimate(mean, t_quantile(n - 1) * error, tuple(values))
 
 

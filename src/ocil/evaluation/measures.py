@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ocil.errors import OcilError
-from ocil.evaluation.estimates import Estimate, estimate, estimate_json, t_quantile
+from ocil.evaluation.estimates import Estimate, estimate, estimate_json, mean_of, t_quantile
 from ocil.evaluation.matrices import (
     accuracy_curve,
     average_accuracy,
@@ -61,6 +61,7 @@ __all__ = [
     "expected_calibration_error",
     "forward_transfer",
     "lowest_anytime_accuracy",
+    "mean_of",
     "minimum_accuracy",
     "prequential_accuracy",
     "shown",

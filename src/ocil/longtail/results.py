@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ocil.errors import OcilError
-from ocil.evaluation.measures import Estimate, estimate
+from ocil.evaluation.measures import Estimate, estimate, mean_of
 from ocil.longtail.config import VARIANTS, LongTailConfig, command
 from ocil.longtail.metrics import LATER, MEASURES
 from ocil.runs.config import for_seeds
@@ -119,7 +119,7 @@ class LongTailCell:
 
     @property
     def wall_seconds(self) -> float:
-        return sum(result.wall_seconds for result in self.results) / len(self.results)
+        return mean_of(result.wall_seconds for result in self.results)
 
     @property
     def device(self) -> str:

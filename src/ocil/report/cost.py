@@ -3,6 +3,7 @@
 import math
 
 from ocil.data import CATALOG
+from ocil.evaluation.measures import mean_of
 from ocil.methods.passes import FORWARD_WEIGHT, weighted_images
 from ocil.report.cells import FinishedRun, MeasuredCell
 from ocil.runs.config import RunConfig
@@ -19,7 +20,7 @@ def images_per_batch(cell: MeasuredCell) -> float | None:
     recorded = [_recorded_per_batch(run) for run in cell.runs]
     known = [value for value in recorded if value is not None]
     if len(known) == len(recorded):
-        return sum(known) / len(known)
+        return mean_of(known)
     return _stated(cell.config)
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from ocil.evaluation.measures import Estimate, estimate
+from ocil.evaluation.measures import Estimate, estimate, mean_of
 from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entry
 from ocil.report.formatting import count, duration, range_note, spread_text
 from ocil.report.standings import Standings
 from ocil.report.table import MINUS
-from ocil.text import kilo
+from ocil.text import kilo, number_text
 
 MOST_POINTS = 24
 LONGEST = 22  # characters of a name beside its point; the whole name is in its title
@@ -70,7 +70,7 @@ def cost_figure(standings: Standings) -> CostFigure | None:
     measure = standings.quantity.title.removesuffix(" %")
     title = f"{measure[:1].upper()}{measure[1:]} against cost"
     unit = " %" if standings.quantity.form == "percent" else ""
-    spoken = "; ".join(f"{point.name} {point.value:.1f}{unit}, {write(point.cost)}" for point in shown)
+    spoken = "; ".join(f"{point.name} {number_text(point.value, '.1f')}{unit}, {write(point.cost)}" for point in shown)
     label = f"{title}, in {cost}. {spoken}."
     heading = f"{'mean ' if len(standings.ranking.columns) > 1 else ''}{standings.quantity.title}"
     sizes = (Canvas(660, 400, 13), Canvas(358, 320, 12))
@@ -130,10 +130,10 @@ def _point(standings: Standings, entry: Entry, costs: Sequence[float]) -> Method
         return None
     per_column = [standings.by_seed[entry.name][column] for column in standings.ranking.columns]
     shared = set.intersection(*(set(values) for values in per_column))
-    over_seeds = [sum(values[seed] for values in per_column) / len(per_column) for seed in sorted(shared)]
+    over_seeds = [mean_of(values[seed] for values in per_column) for seed in sorted(shared)]
     factor = 100.0 if standings.quantity.form == "percent" else 1.0
     spread = estimate([factor * value for value in over_seeds]) if over_seeds else Estimate(factor * mean, None, ())
-    return MethodPoint(entry.name, factor * mean, spread, (min(costs), sum(costs) / len(costs), max(costs)))
+    return MethodPoint(entry.name, factor * mean, spread, (min(costs), mean_of(costs), max(costs)))
 
 
 @dataclass(frozen=True)
@@ -243,10 +243,9 @@ def _axes(
 def _mark(point: MethodPoint, across: Scale, up: Scale, best: bool, leads: bool, write: Callable[[float], str]) -> str:
     x, y = across(point.cost), up(point.value)
     low, _, high = point.costs
-    spread = spread_text(point.over_seeds, lambda number: f"{number:.1f}")
-    title = f"{point.name}: {f'{point.value:.1f} {spread}'.strip()}; {write(low)}" + (
-        f" to {write(high)}" if high > low else ""
-    )
+    spread = spread_text(point.over_seeds, lambda number: number_text(number, ".1f"))
+    value = f"{number_text(point.value, '.1f')} {spread}".strip()
+    title = f"{point.name}: {value}; {write(low)}" + (f" to {write(high)}" if high > low else "")
     bars = ""
     if point.ends[0] < point.ends[1]:
         bottom, top = (f"{up(end):.1f}" for end in point.ends)
@@ -280,7 +279,7 @@ def _labels(
     first = [leader, *(point for point in best if point is not leader)]
     for point in [*first, *(point for point in points if point not in first)]:
         name = point.name if len(point.name) <= LONGEST else point.name[: LONGEST - 1] + "…"
-        number = f" {point.value:.1f}" if point in first or point is points[1] else ""
+        number = f" {number_text(point.value, '.1f')}" if point in first or point is points[1] else ""
         width = LETTER * canvas.letters * (len(name) + len(number)) * (1.08 if point is leader else 1)
         places = _places(across(point.cost), up(point.value), width, canvas)
         free = ((box, anchor) for box, anchor in places if not any(box.meets(other) for other in taken))

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ocil.report.cells import MeasuredCell, MeasuredColumn
 from ocil.report.formatting import range_note
 from ocil.report.rendering import render_all
+from ocil.report.style import shared_looks
 
 CROWD = 8  # with more lines than this, a method is shown with its own settings, and with the review trick only
 
@@ -40,14 +41,35 @@ class Sketch:
     args: tuple[Any, ...]
     """Its arguments: numbers and names. They may be sent to another process, which knows no plugins."""
     column: MeasuredColumn
+    told_apart: tuple[tuple[str, ...], ...] = ()
+    """Names that have a look of their own in it: in each group, no two should have one colour."""
 
 
 def sketch_of(
-    column: MeasuredColumn, name: str, title: str, caption: str, paint: Callable[..., Any], *args: Any, device: str = ""
+    column: MeasuredColumn,
+    name: str,
+    title: str,
+    caption: str,
+    paint: Callable[..., Any],
+    *args: Any,
+    device: str = "",
+    told_apart: Iterable[Iterable[str]] = (),
 ) -> Sketch:
     """A figure about a column of tables, which its name and title end with, and about a device if one is given."""
     name, title = f"{name}-{column.slug}-{device}", ", ".join(filter(None, (title, column.title, device)))
-    return Sketch(file_name(name), title, caption, paint, args, column)
+    return Sketch(file_name(name), title, caption, paint, args, column, tuple(map(tuple, told_apart)))
+
+
+def with_looks(sketches: Sequence[Sketch], order: Iterable[str]) -> list[Sketch]:
+    """The same figures, where a name has one look in all of them. Those that tell names apart get the looks as their
+    last argument. Names are served in this ``order``."""
+    look = shared_looks(order, [group for sketch in sketches for group in sketch.told_apart])
+
+    def given(sketch: Sketch) -> Sketch:
+        mine = {name: look[name] for group in sketch.told_apart for name in group}
+        return replace(sketch, args=(*sketch.args, mine)) if mine else sketch
+
+    return [given(sketch) for sketch in sketches]
 
 
 def draw(sketches: Sequence[Sketch], workers: int = 1) -> list[Drawing]:

@@ -23,6 +23,7 @@ from ocil.report.drawings import (
     sketch_of,
     uncrowded,
     units_of,
+    with_looks,
 )
 from ocil.report.papers import Paper
 from ocil.report.record_figures import sketches_of_records
@@ -55,7 +56,8 @@ def draw_all(collection: Collection, standings: Standings, paper: Paper, workers
         of_columns += [*_accuracy(column, few), *sketches_of_records(column, standings), *_balance(column, few)]
         of_columns += _bias(column, few, paper, bounds)
     others = [*_times(collection), *_memory_batch(collection), *_differences(collection, paper)]
-    found = draw([*of_columns, *others], workers)
+    best_first = sorted(standings.ordered, key=lambda entry: entry.bound)
+    found = draw(with_looks([*of_columns, *others], [entry.name for entry in best_first]), workers)
     found[len(of_columns) : len(of_columns)] = [_formula(name) for name in paper.formulas]
     taken: set[str] = set()
     for number, drawing in enumerate(found):
@@ -97,6 +99,7 @@ def _bias(
                     for n, cell in known.items()
                 },
                 what,
+                told_apart=[known],
             )
     if known := having("hard"):
         yield sketch_of(
@@ -107,6 +110,7 @@ def _bias(
             + seeds_of(known.values()),
             plots.sample_types,
             {name: {kind: cell.over_seeds(kind) for kind in plots.SAMPLE_TYPES} for name, cell in known.items()},
+            told_apart=[known],
         )
 
 
@@ -161,6 +165,7 @@ def _accuracy(column: MeasuredColumn, cells: Mapping[str, MeasuredCell]) -> Iter
             {name: cell.summary.accuracy_curve for name, cell in rows.items()},
             units_of(rows.values()),
             "tasks learned" if has_tasks(rows.values()) else "evaluations",
+            told_apart=[rows],
         )
 
 
@@ -179,6 +184,7 @@ def _balance(column: MeasuredColumn, cells: Mapping[str, MeasuredCell]) -> Itera
             + seeds_of(cells[name] for name in points),
             plots.balance,
             points,
+            told_apart=[points],
         )
 
 
@@ -225,6 +231,7 @@ def _memory_batch(collection: Collection) -> Iterator[Sketch]:
                 "Average accuracy at the end by how many images are drawn from the memory for each stream batch.",
                 plots.memory_batch,
                 curves,
+                told_apart=[curves],
             )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ocil.evaluation.measures import Estimate
-from ocil.text import bytes_text
+from ocil.text import bytes_text, number_text
 
 if TYPE_CHECKING:
     from ocil.report.papers import Published
@@ -22,7 +22,8 @@ def measured(value: Estimate | None, form: str) -> str:
     of Python."""
     if value is None:
         return "-"
-    return f"{_number(value.mean, form)} {spread_text(value, lambda number: _number(number, form)) or '(one seed)'}"
+    spread = spread_text(value, lambda number: number_text(number, form))
+    return f"{number_text(value.mean, form)} {spread or '(one seed)'}"
 
 
 def spread_text(value: Estimate, write: Callable[[float], str]) -> str:
@@ -39,10 +40,6 @@ def range_note(values: Iterable[Estimate | None]) -> str:
     return " Of two seeds the lowest and the highest value are shown instead." if two else ""
 
 
-def _number(value: float, form: str) -> str:
-    return f"{100 * value:z.1f}" if form == "percent" else f"{value:{form}}"
-
-
 def published_percent(number: "Published | None") -> str:
     if number is None:
         return "-"
@@ -51,7 +48,7 @@ def published_percent(number: "Published | None") -> str:
 
 def points(difference: float | None) -> str:
     """A difference in points, with its sign. Never ``-0.0``."""
-    return "-" if difference is None else f"{difference:+z.1f}"
+    return "-" if difference is None else number_text(difference, "+z.1f")
 
 
 def versions(environment: Mapping[str, Any]) -> str:
@@ -67,7 +64,7 @@ def duration(seconds: float) -> str:
     if not abs(seconds) < LONGEST:  # a file may hold any number
         return f"{seconds:.1e} s"
     if seconds < 59.95:
-        return f"{seconds:.1f} s"
+        return f"{number_text(seconds, '.1f')} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 

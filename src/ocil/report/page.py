@@ -27,6 +27,7 @@ from ocil.report.standing_tables import leads_table, standings_document, standin
 from ocil.report.standings import Standings
 from ocil.report.table import MINUS, Column, Document, Row, Table, columns, latex_table
 from ocil.runs.settings import as_argument
+from ocil.text import number_text
 
 Settings = Mapping[str, Any]
 SURROUNDINGS = (Column("device"), Column("versions"), Column("finished"))
@@ -288,8 +289,8 @@ def _run(run: FinishedRun) -> Row:
     forgetting = average_forgetting(result.matrix)
     return Row.of(
         result.config.seed,
-        f"{100 * average_accuracy(result.matrix):.2f}",
-        "-" if forgetting is None else f"{100 * forgetting:.2f}",
+        number_text(100 * average_accuracy(result.matrix), ".2f"),
+        "-" if forgetting is None else number_text(100 * forgetting, ".2f"),
         duration(result.wall_seconds),
         *_surroundings(result.environment),
         run.path,
@@ -300,7 +301,7 @@ def _longtail_run(result: LongTailResult) -> Row:
     values = (result.measures[name] for name in ("overall", "f_measure"))
     return Row.of(
         result.config.seed,
-        *("-" if value is None else f"{100 * value:.2f}" for value in values),
+        *("-" if value is None else number_text(100 * value, ".2f") for value in values),
         duration(result.wall_seconds),
         *_surroundings(result.environment),
         f"{result.config.cell}/seed-{result.config.seed}",

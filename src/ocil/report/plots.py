@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from ocil.data.derived import short_name
 from ocil.evaluation.measures import Estimate
 from ocil.evaluation.record_types import EASY, HARD
-from ocil.report.style import COLOURS, INK, LINES, MARKERS, PALETTE, STYLE, Look, lay_out, looks, new_figure
-from ocil.text import escaped
+from ocil.report.style import COLOURS, INK, LINES, MARKERS, PALETTE, STYLE, Look, Looks, lay_out, looks, new_figure
+from ocil.text import escaped, number_text
 
 if TYPE_CHECKING:
     from ocil.runs.results import Summary
@@ -39,7 +39,7 @@ def accuracy_after_each_task(summaries: Sequence["Summary"], names: Sequence[str
             again, place = divmod(number, len(COLOURS))
             look = Look(COLOURS[place], MARKERS[number % len(MARKERS)], LINES[again % len(LINES)])
             points = summary.accuracy_curve
-            label = f"{name}  {100 * points[-1].mean:.1f} %"
+            label = f"{name}  {number_text(points[-1].mean, 'percent')} %"
             _draw_curve(axes, points, look, label, alpha=0.15, markersize=5, linewidth=1.5)
         axes.set(xlabel="tasks learned", ylabel="accuracy on all classes so far, %", ylim=(0, 100))
         axes.set_title(title_of(summaries))
@@ -61,12 +61,17 @@ def title_of(summaries: Sequence["Summary"]) -> str:
     return ", ".join(parts)
 
 
-def accuracy(curves: Mapping[str, Sequence[Estimate]], units: str = "classes", xlabel: str = "tasks learned") -> Figure:
+def accuracy(
+    curves: Mapping[str, Sequence[Estimate]],
+    units: str = "classes",
+    xlabel: str = "tasks learned",
+    look: Looks | None = None,
+) -> Figure:
     """Accuracy on the classes (or other ``units``) so far after each task; the best at the end comes first."""
     figure, (axes,) = new_figure(7.2, 4.2)
-    highest, look = 0.0, looks(curves)
+    highest, look = 0.0, look or looks(curves)
     for name, points in sorted(curves.items(), key=lambda item: -item[1][-1].mean):
-        _draw_curve(axes, points, look[name], f"{name}  {100 * points[-1].mean:.1f}", alpha=0.12)
+        _draw_curve(axes, points, look[name], f"{name}  {number_text(points[-1].mean, 'percent')}", alpha=0.12)
         highest = max(highest, *(100 * point.mean for point in points))
     top = min(100.0, 10 * np.ceil((highest + 3) / 10))
     axes.set(xlabel=xlabel, ylabel=f"accuracy on all {units} so far, %", ylim=(0, top))
@@ -90,11 +95,11 @@ def draw_band(axes: Axes, x: Sequence[int], points: Sequence[Estimate], look: Lo
     return mean
 
 
-def old_and_new(curves: Mapping[str, tuple[Array, Array]], ylabel: str) -> Figure:
+def old_and_new(curves: Mapping[str, tuple[Array, Array]], ylabel: str, look: Looks | None = None) -> Figure:
     """A mean over old and one over new classes after each task, one colour per method."""
     figure, (axes,) = new_figure(6.4, 3.8)
     longest = 1
-    look = looks(curves)
+    look = look or looks(curves)
     for name, (old, new) in curves.items():
         for age, means, line in (("new", new, "-"), ("old", old, "--")):
             longest = max(longest, len(means))
@@ -106,10 +111,10 @@ def old_and_new(curves: Mapping[str, tuple[Array, Array]], ylabel: str) -> Figur
     return figure
 
 
-def sample_types(curves: Mapping[str, Mapping[str, Array]]) -> Figure:
+def sample_types(curves: Mapping[str, Mapping[str, Array]], look: Looks | None = None) -> Figure:
     """How many samples of each type there are after each task, by method and type."""
     figure, panels = new_figure(8.4, 3.2, columns=3)
-    look = looks(curves)
+    look = look or looks(curves)
     for axes, (kind, scores) in zip(panels, SAMPLE_TYPES.items(), strict=True):
         for name, counts in curves.items():
             axes.plot(range(1, len(counts[kind]) + 1), counts[kind], **look[name].line_options, label=name)
@@ -121,11 +126,11 @@ def sample_types(curves: Mapping[str, Mapping[str, Array]]) -> Figure:
     return figure
 
 
-def balance(points: Mapping[str, tuple[Estimate, Estimate]]) -> Figure:
+def balance(points: Mapping[str, tuple[Estimate, Estimate]], look: Looks | None = None) -> Figure:
     """Forgetting over intransigence; the lower left is best."""
     figure, (axes,) = new_figure(6.8, 4.8)
     spots = [(100 * x.mean, 100 * y.mean) for x, y in points.values()]
-    look = looks(points)
+    look = look or looks(points)
     for spot, (name, (x, y)) in zip(spots, points.items(), strict=True):
         options = look[name].line_options | {"markersize": 6, "linewidth": 0.8, "alpha": 0.95}
         axes.errorbar(spot[0], spot[1], xerr=100 * (x.spread or 0), yerr=100 * (y.spread or 0), **options)
@@ -166,7 +171,8 @@ def running_time(times: Mapping[str, Estimate]) -> Figure:
     seconds = [times[name].mean for name in names]
     axes.barh(range(len(names)), seconds, color=PALETTE[0], height=0.66)
     for number, value in enumerate(seconds):
-        axes.annotate(f"{value:.1f}", (value, number), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
+        text = number_text(value, ".1f")
+        axes.annotate(text, (value, number), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
     axes.set_yticks(range(len(names)), names)
     axes.set(xlabel="wall seconds of a run")
     axes.margins(x=0.1, y=0.5 / max(1, len(names)))
@@ -174,16 +180,17 @@ def running_time(times: Mapping[str, Estimate]) -> Figure:
     return figure
 
 
-def memory_batch(curves: Mapping[str, Mapping[int, Estimate]]) -> Figure:
+def memory_batch(curves: Mapping[str, Mapping[int, Estimate]], look: Looks | None = None) -> Figure:
     figure, (axes,) = new_figure(6.0, 3.6)
     sizes = sorted({size for curve in curves.values() for size in curve})
-    for number, (name, curve) in enumerate(curves.items()):
-        look, at = Look.number(number), sorted(curve)
+    look = look or looks(curves)
+    for name, curve in curves.items():
+        at = sorted(curve)
         axes.errorbar(
             at,
             [100 * curve[size].mean for size in at],
             yerr=[100 * (curve[size].spread or 0) for size in at],
-            **look.line_options | {"markersize": 5},
+            **look[name].line_options | {"markersize": 5},
             capsize=2,
             label=name,
         )

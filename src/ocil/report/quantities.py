@@ -9,7 +9,7 @@ from ocil.report.cells import FinishedRun, MeasuredCell
 from ocil.report.cost import bytes_kept
 from ocil.report.formatting import duration, measured, spread_text
 from ocil.report.papers import ACCURACY
-from ocil.text import bytes_text, kilo
+from ocil.text import bytes_text, kilo, number_text
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Quantity:
 
         def signed(number: float) -> str:
             sign = plus if number * scale >= 0 and not form.startswith("+") else ""
-            return f"{sign}{number * scale:{form}}"
+            return f"{sign}{number_text(number * scale, form)}"
 
         return f"{signed(value.mean)} {spread_text(value, signed)}".strip()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Set
 from itertools import accumulate
 from typing import TypeVar
 
+from ocil.evaluation.measures import mean_of
 from ocil.report import record_plots, records
 from ocil.report.cells import MeasuredCell, MeasuredColumn
 from ocil.report.cost import bytes_kept, images_per_batch, run_images
@@ -66,6 +67,7 @@ def _over_time(column: MeasuredColumn, cells: Mapping[str, MeasuredCell]) -> Ite
         record_plots.over_time,
         curves,
         units,
+        told_apart=[curves],
     )
 
 
@@ -121,6 +123,7 @@ def _reliability(column: MeasuredColumn, cells: Mapping[str, MeasuredCell]) -> I
             + seeds_of(cells[name] for name in found),
             record_plots.reliability,
             found,
+            told_apart=[found],
         )
 
 
@@ -185,6 +188,7 @@ def _against_cost(
         title: [(known[name], cells[name].summary.average_accuracy) for name in names]
         for title, names in _curves(shown, varied).items()
     }
+    lines = [title for title, points in curves.items() if len(points) > 1]
     yield sketch_of(
         column,
         f"accuracy-against-{kind}",
@@ -194,6 +198,7 @@ def _against_cost(
         record_plots.against_cost,
         curves,
         label,
+        told_apart=[curves, lines],
     )
 
 
@@ -238,4 +243,4 @@ def _curves(cells: Mapping[str, MeasuredCell], varied: Set[str]) -> dict[str, li
 
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
+    return mean_of(known) if known and len(known) == len(values) else None

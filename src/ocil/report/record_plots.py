@@ -11,8 +11,8 @@ from matplotlib.ticker import Formatter, LogLocator, MaxNLocator
 from ocil.evaluation.measures import Estimate
 from ocil.report.plots import OUTSIDE, draw_band, name_points
 from ocil.report.records import Array, Calibration, Confusion, HeatMap, OverTime
-from ocil.report.style import INK, RULE, Look, looks, new_figure
-from ocil.text import kilo
+from ocil.report.style import INK, RULE, Look, Looks, looks, new_figure
+from ocil.text import kilo, number_text
 
 COLOURS = "viridis"
 NUMBERED = 10  # classes: with as many or fewer, a confusion matrix has numbers
@@ -20,7 +20,7 @@ MOST_DIGITS = 7  # of a tick with a prefix; more are written out
 MOST_MARKS = 60  # reviews or task ends: more would cover the curves
 
 
-def over_time(curves: Mapping[str, OverTime], units: str = "classes") -> Figure:
+def over_time(curves: Mapping[str, OverTime], units: str = "classes", look: Looks | None = None) -> Figure:
     """Accuracy on the classes (or other ``units``) so far by stream batches, the 95 % interval as a band. Lines mark
     task ends, triangles at a curve its reviews."""
     figure, (axes,) = new_figure(8.2, 4.2)
@@ -28,25 +28,16 @@ def over_time(curves: Mapping[str, OverTime], units: str = "classes") -> Figure:
     if len(ends) <= MOST_MARKS:
         for end in ends:
             axes.axvline(end, color=RULE, linewidth=1.1, zorder=0)
-    highest, of_name = 0.0, looks(curves)
+    highest, look = 0.0, look or looks(curves)
     ordered = sorted(curves.items(), key=lambda item: -item[1].accuracy[-1].mean)
     for number, (name, curve) in enumerate(ordered):
-        look = of_name[name]
-        mean = draw_band(axes, curve.batches, curve.accuracy, look, alpha=0.13)
-        axes.plot(
-            curve.batches, mean, look.line, color=look.colour, linewidth=1.3, label=f"{_short(name)}  {mean[-1]:.1f}"
-        )
+        mean = draw_band(axes, curve.batches, curve.accuracy, look[name], alpha=0.13)
+        colour, label = look[name].colour, f"{_short(name)}  {number_text(mean[-1], '.1f')}"
+        axes.plot(curve.batches, mean, look[name].line, color=colour, linewidth=1.3, label=label)
         if 0 < len(curve.reviews) <= MOST_MARKS:
             at = np.interp(curve.reviews, curve.batches, mean)
-            axes.plot(
-                curve.reviews,
-                at,
-                linestyle="none",
-                marker="^",
-                markersize=5,
-                color=look.colour,
-                gid=f"reviews-{number}",
-            )
+            gid = f"reviews-{number}"
+            axes.plot(curve.reviews, at, linestyle="none", marker="^", markersize=5, color=colour, gid=gid)
         highest = max(highest, float(mean.max()))
     axes.set(xlabel="stream batches learned", ylabel=f"accuracy on all {units} so far, %")
     axes.set_ylim(0, min(100.0, 10 * np.ceil((highest + 3) / 10)))
@@ -127,20 +118,22 @@ def _number(axes: Axes, each: Confusion) -> None:
         axes.text(column + 1, row + 1, f"{100 * share:.0f}", ha="center", va="center", fontsize=7, color=ink)
 
 
-def reliability(curves: Mapping[str, Calibration]) -> Figure:
+def reliability(curves: Mapping[str, Calibration], look: Looks | None = None) -> Figure:
     """Accuracy by confidence; on the diagonal a prediction is right as often as it says."""
     figure, (axes,) = new_figure(6.4, 4.0)
     axes.plot([0, 100], [0, 100], color=INK, linewidth=0.8, linestyle=":")
-    look = looks(curves)
+    look = look or looks(curves)
     for name, curve in curves.items():
-        label = f"{_short(name)}  {100 * curve.error:.1f}"
+        label = f"{_short(name)}  {number_text(curve.error, 'percent')}"
         axes.plot(100 * curve.confidence, 100 * curve.accuracy, **look[name].line_options, label=label)
     axes.set(xlabel="confidence, %", ylabel="accuracy, %", xlim=(0, 100), ylim=(0, 100))
     axes.legend(title="calibration error, %", **OUTSIDE)
     return figure
 
 
-def against_cost(curves: Mapping[str, Sequence[tuple[float, Estimate]]], xlabel: str) -> Figure:
+def against_cost(
+    curves: Mapping[str, Sequence[tuple[float, Estimate]]], xlabel: str, look: Looks | None = None
+) -> Figure:
     """Accuracy against a cost, a line per method; the upper left is best. Costs that differ much are on a log scale."""
     figure, (axes,) = new_figure(7.2, 4.4)
     costs = [cost for points in curves.values() for cost, _ in points]
@@ -149,13 +142,12 @@ def against_cost(curves: Mapping[str, Sequence[tuple[float, Estimate]]], xlabel:
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(_Counts())
     axes.xaxis.set_minor_formatter(lambda value, _: "")
-    spots, lines_first = [], sorted(curves, key=lambda name: (len(curves[name]) == 1, name))
+    spots, look = [], look or looks(curves)
     for name, points in curves.items():
-        look = Look.number(lines_first.index(name))
         ordered = sorted(points, key=lambda point: point[0])
         at, means = [cost for cost, _ in ordered], [100 * value.mean for _, value in ordered]
         bars = [100 * (value.spread or 0) for _, value in ordered]
-        axes.errorbar(at, means, yerr=bars, capsize=2, **look.line_options | {"markersize": 6, "linewidth": 0.9})
+        axes.errorbar(at, means, yerr=bars, capsize=2, **look[name].line_options | {"markersize": 6, "linewidth": 0.9})
         best = int(np.argmax(means))
         spots.append((at[best], means[best]))
     axes.set(xlabel=xlabel, ylabel="accuracy at the end, %")

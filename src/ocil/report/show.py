@@ -16,7 +16,7 @@ from ocil.report.records import shared_points
 from ocil.report.table import Row, Table, columns, verdict
 from ocil.report.terminal_table import terminal
 from ocil.runs.results import measures_json
-from ocil.text import escaped
+from ocil.text import escaped, number_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -145,7 +145,7 @@ def sparkline(values: Sequence[float]) -> str:
     """``▇▅▄▄  70.1 → 42.0 %``, from zero to the largest value."""
     top = max(values) or 1.0
     bars = "".join(BLOCKS[round((len(BLOCKS) - 1) * value / top)] for value in values)
-    return f"{bars}  {100 * values[0]:.1f} → {100 * values[-1]:.1f} %"
+    return f"{bars}  {number_text(values[0], 'percent')} → {number_text(values[-1], 'percent')} %"
 
 
 def _anytime(cell: MeasuredCell) -> list["Text"]:
@@ -188,8 +188,8 @@ def _seeds(cell: MeasuredCell) -> "RenderableType":
         rows.append(
             Row.of(
                 result.config.seed,
-                f"{100 * measures.average_accuracy(result.matrix):.2f}",
-                "-" if forgetting is None else f"{100 * forgetting:z.2f}",
+                number_text(100 * measures.average_accuracy(result.matrix), ".2f"),
+                "-" if forgetting is None else number_text(100 * forgetting, "z.2f"),
                 duration(result.wall_seconds),
                 run.device,
                 result.digest[:12],

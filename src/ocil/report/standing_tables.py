@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ocil.evaluation.measures import Estimate
+from ocil.evaluation.measures import Estimate, mean_of
 from ocil.report.cells import MeasuredCell, MeasuredColumn, memory_of
 from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entry
@@ -190,7 +190,7 @@ def _images(standings: Standings, entry: Entry) -> Value:
 
 
 def _time(cells: Sequence[MeasuredCell]) -> Value:
-    seconds = sum(cell.summary.wall_seconds.mean for cell in cells) / len(cells)
+    seconds = mean_of(cell.summary.wall_seconds.mean for cell in cells)
     return Value(duration(seconds), f"{seconds:.3f}")
 
 

@@ -1,16 +1,17 @@
 """Who is ahead, by how much and at what cost: numbers of all entries, ranks, and differences to one of them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ocil.evaluation.measures import Estimate, estimate, estimate_json
+from ocil.evaluation.measures import Estimate, estimate, estimate_json, mean_of
 from ocil.report.cells import MeasuredCell, MeasuredColumn
 from ocil.report.cost import images_per_batch
 from ocil.report.entries import Entries, Entry
 from ocil.report.quantities import ACCURACY_QUANTITY, Quantity
 from ocil.report.ranking import Ranking, paired_difference, ranking, top_two
+from ocil.text import number_text
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Standings:
     def ranking(self) -> Ranking[MeasuredColumn]:
         """Of all entries but the bounds."""
         means = {
-            entry.name: {column: _mean(values.values()) for column, values in self.by_seed[entry.name].items()}
+            entry.name: {column: mean_of(values.values()) for column, values in self.by_seed[entry.name].items()}
             for entry in self.entries.ranked
         }
         return ranking(means, self.entries.columns, self.quantity.higher_is_better)
@@ -121,7 +122,7 @@ class Standings:
         """The ranked entries of a column, best first."""
         here = [entry for entry in self.entries.ranked if column in self.by_seed[entry.name]]
         sign = -1 if self.quantity.higher_is_better else 1
-        return sorted(here, key=lambda entry: sign * _mean(self.by_seed[entry.name][column].values()))
+        return sorted(here, key=lambda entry: sign * mean_of(self.by_seed[entry.name][column].values()))
 
     @cached_property
     def numbers(self) -> dict[str, dict[MeasuredColumn, Number]]:
@@ -141,9 +142,10 @@ class Standings:
         return found
 
     def _top_two(self, column: MeasuredColumn) -> dict[str, int]:
-        digits = 3 if self.quantity.form == "percent" else 6
-        means = ((entry.name, _mean(self.by_seed[entry.name][column].values())) for entry in self._orders[column])
-        return top_two({name: round(mean, digits) for name, mean in means})
+        means = ((entry.name, mean_of(self.by_seed[entry.name][column].values())) for entry in self._orders[column])
+        if self.quantity.form == "percent":
+            return top_two({name: number_text(mean, "percent") for name, mean in means})
+        return top_two({name: round(mean, 6) for name, mean in means})
 
     @cached_property
     def leads(self) -> list[Lead]:
@@ -168,14 +170,14 @@ class Standings:
             other = self.by_seed[reference.name][column]
             per_seed.append({seed: mine[seed] - other[seed] for seed in mine.keys() & other.keys()})
         shared = sorted(set.intersection(*(set(found) for found in per_seed))) if per_seed else []
-        return estimate([_mean(found[seed] for found in per_seed) for seed in shared]) if shared else None
+        return estimate([mean_of(found[seed] for found in per_seed) for seed in shared]) if shared else None
 
     def mean_value(self, entry: Entry) -> float | None:
         """The mean over the columns of the ranking."""
         found = self.numbers[entry.name]
         if not self.ranking.columns or any(column not in found for column in self.ranking.columns):
             return None
-        return _mean(found[column].value.mean for column in self.ranking.columns)
+        return mean_of(found[column].value.mean for column in self.ranking.columns)
 
     def cells_of(self, entry: Entry) -> list[MeasuredCell]:
         """Its cells in the columns of the ranking; in all columns, if it has none of those."""
@@ -224,8 +226,3 @@ class Standings:
 
 def _column_json(column: MeasuredColumn) -> dict[str, Any]:
     return {"dataset": column.dataset, "stream": column.stream, "memory": column.memory}
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found)

@@ -2,8 +2,10 @@
 
 import io
 import warnings
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,8 @@ REPORT_STYLE: Any = STYLE | {
     "legend.frameon": False,
 }
 PALETTE = (*COLOURS[:-1], INK)
+ROUNDS = 3  # in which each name may take another look, now that it knows those of all others
+SHARED_WEIGHT = 10**9  # of a name beside another, over the squared number of names in the figure
 UNDATED: Any = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 """Metadata by format, without the time at which a figure was drawn."""
 
@@ -65,15 +69,67 @@ class Look:
         """Options of ``Axes.plot`` and ``Axes.errorbar``."""
         return {"color": self.colour, "marker": self.marker, "markersize": 4.5, "linewidth": 1.4}
 
+    @property
+    def parts(self) -> tuple[object, object, object]:
+        """What may be the same in two looks: the colour, the line of this colour, and all of it."""
+        return self.colour, (self.colour, self.line), self
+
     @classmethod
     def number(cls, n: int) -> "Look":
         again = n // len(PALETTE)  # the same colour once more, with another marker and line
         return cls(PALETTE[n % len(PALETTE)], MARKERS[(n + again) % len(MARKERS)], LINES[again % len(LINES)])
 
 
+ALL_LOOKS = [Look.number(n) for n in range(len(PALETTE) * len(MARKERS) * len(LINES))]
+Looks = Mapping[str, Look]  # by the names in a legend
+
+
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """A look for each name: the same in all figures that have these names, whatever their order."""
+    """A look for each name of a figure that stands alone, whatever their order."""
     return {name: Look.number(number) for number, name in enumerate(sorted(names))}
+
+
+def shared_looks(order: Iterable[str], figures: Sequence[Iterable[str]]) -> dict[str, Look]:
+    """One look for each name, for several figures that each show some of the names.
+
+    There may be more names than colours. Each name in turn, those of the ``order`` first, takes the colour that is
+    rarest in the figures that show it, then the rarest line, then the rarest marker; then each may choose again. A
+    figure with few names counts more than one with many, where colours repeat anyway.
+    """
+    shown = [(frozenset(figure), Counter[Look]()) for figure in figures]
+    found: dict[str, Look] = {}
+    everywhere = Counter[object]()  # how many names have a colour, a line of this colour, a look
+    for name in list(dict.fromkeys(chain(order, *figures))) * ROUNDS:
+        here = [(names, taken) for names, taken in shown if name in names]
+        if not here:
+            continue
+        if before := found.pop(name, None):
+            everywhere.subtract(before.parts)
+            for _, taken in here:
+                taken[before] -= 1
+        beside = Counter[Look]()
+        for names, taken in here:
+            for look, count in taken.items():
+                beside[look] += count * SHARED_WEIGHT // len(names) ** 2
+        found[name] = _rarest(beside, everywhere)
+        everywhere.update(found[name].parts)
+        for _, taken in here:
+            taken[found[name]] += 1
+    return found
+
+
+def _rarest(weights: Mapping[Look, int], everywhere: Counter[object]) -> Look:
+    """The look that differs most from those with weights, and then from those that are used ``everywhere``."""
+    beside = Counter[object]()
+    for look, weight in weights.items():
+        for part in look.parts:
+            beside[part] += weight
+
+    def rarity(look: Look) -> tuple[int, ...]:
+        colour, line, whole = look.parts
+        return beside[colour], everywhere[colour], beside[line], beside[whole], everywhere[whole]
+
+    return min(ALL_LOOKS, key=rarity)
 
 
 def new_figure(width: float = 6.4, height: float = 4.0, columns: int = 1) -> tuple[Figure, list[Axes]]:

@@ -18,6 +18,7 @@ from ocil.runs.config import RunConfig
 from ocil.runs.result_checks import check_result
 from ocil.streams import StreamConfig
 from ocil.tensorfile import DamagedFileError
+from ocil.text import number_text
 
 T = TypeVar("T")
 SCHEMA = 2
@@ -125,7 +126,7 @@ class Result:
     @property
     def headline(self) -> str:
         """The average accuracy at the end, in words."""
-        return f"accuracy {100 * measures.average_accuracy(self.matrix):.1f} %"
+        return f"accuracy {number_text(measures.average_accuracy(self.matrix), 'percent')} %"
 
     @property
     def curves(self) -> Iterator[tuple[str, int, float]]:

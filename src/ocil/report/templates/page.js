@@ -130,9 +130,7 @@
     return { mean, n, values, interval: n > 2 ? numbers.t[n - 2] * Math.sqrt(square / (n - 1) / n) : null };
   };
   const fixed = (share) => {
-    const value = numbers.factor * share;
-    const half = Math.abs(value) % 1 === 0.25; // as in the tables, a half goes to the even digit: 44.25 is 44.2
-    const text = (half ? value - 0.05 * Math.sign(value) : value).toFixed(1);
+    const text = (numbers.factor * share * (1 + 1e-11)).toFixed(1); // as in the tables, a half goes away from zero
     return Number(text) === 0 ? "0.0" : text.replace("-", "\u2212");
   };
   const plus = (share) => (share >= 0 ? "+" : "");
