@@ -78,11 +78,13 @@ def learn(
     from ocil.online.arrays import Names
     from ocil.online.feed import Feed
     from ocil.online.model import has_model, locked
-    from ocil.online.sources import open_source
+    from ocil.online.sources import left_out_of, open_source
     from ocil.runs.environment import pick_device
 
     request, new = (options or ModelOptions()).request, not has_model(model)
     samples = open_source(source, Names(x, y, labels), shuffle)
+    if left_out := left_out_of(source):
+        console.info(f"left out: {left_out}")
     request = request.of(samples)
     request.check(model)
     chosen_device = pick_device(device)

@@ -16,6 +16,12 @@ from ocil.errors import OcilError
 MAX_PIXELS = 40_000_000  # a small file can unpack to gigabytes
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+OTHER_SUFFIXES = (
+    ".heic", ".heif", ".hif", ".avif", ".jxl", ".jfif", ".jpe", ".jp2", ".j2k", ".apng", ".pbm", ".pnm", ".tga", ".ico",
+    ".svg", ".svgz", ".eps", ".psd", ".xcf", ".exr", ".hdr", ".raw", ".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw",
+    ".arw", ".srf", ".sr2", ".orf", ".rw2", ".raf", ".pef", ".srw", ".x3f", ".3fr", ".iiq", ".kdc", ".mrw",
+)  # fmt: skip
+"""How the names of pictures end that are not read: of other formats, and of other names of formats."""
 GRAY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
 TURNS = {  # ImageOps.exif_transpose would also write all EXIF data anew
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -32,6 +38,11 @@ ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF: how the camera was held, a
 def is_image_name(path: Path) -> bool:
     """Whether a file is named as an image, and not hidden: macOS puts ``._a.jpg`` beside ``a.jpg``."""
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+
+
+def is_other_picture(path: Path) -> bool:
+    """Whether a file is named as a picture in a format that is not read, and not hidden."""
+    return path.suffix.lower() in OTHER_SUFFIXES and not path.name.startswith(".")
 
 
 def probe(path: Path) -> tuple[tuple[int, int], bool]:
