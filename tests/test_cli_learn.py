@@ -379,3 +379,19 @@ def test_export(ocil_command: Call, table: Path, tmp_path: Path) -> None:
     assert json.loads(said.out)["labels"] == list(CLASSES)
     message = one_error(ocil_command("export", "--model", tmp_path / "model", "--out", tmp_path / "a.txt"))
     assert "must end in .onnx or .pt2" in message
+
+
+def test_pictures_in_other_formats_are_counted(ocil_command: Call, photos: Path, tmp_path: Path) -> None:
+    for name in ("7.heic", "8.HEIC", "9.svg", "notes.txt", "._8.heic"):
+        (photos / "dark" / name).write_bytes(b"x")
+    said = ocil_command("learn", photos, "--model", tmp_path / "model", *SMALL, "--json")
+    assert (said.code, json.loads(said.out)["learned"]) == (0, 18)
+    line = "left out: pictures in other formats, 3 (2 .heic, 1 .svg): convert them to JPEG or PNG"
+    assert said.err.splitlines().count(line) == 1
+    assert "notes" not in said.err
+    for path in photos.rglob("*.png"):
+        path.unlink()
+    error = one_error(ocil_command("learn", photos, "--model", tmp_path / "other", *SMALL))
+    assert error.endswith(
+        "holds no images. It has pictures in other formats, 3 (2 .heic, 1 .svg): convert them to JPEG or PNG."
+    )

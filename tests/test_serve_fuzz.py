@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ocil.data.images import FORMATS
+from ocil.data.bounded_images import FORMATS
 from ocil.serve.limits import Limits
 from ocil.serve.service import Service
 from tests.serving import picture, png, running

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ocil
@@ -24,6 +25,7 @@ from ocil.networks import to_float
 from ocil.testing import ContractError, check_method, check_network, method_checks, network_checks
 from ocil.testing.methods import promise as method_promise
 from ocil.testing.networks import promise as network_promise
+from ocil.testing.watch import watched
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 
@@ -339,3 +341,37 @@ def test_what_a_check_of_passes_says_can_be_copied_into_the_method() -> None:
     )
     with pytest.raises(ContractError, match=said):
         checks["passes-of-a-step"]()
+
+
+@pytest.mark.parametrize(
+    ("write", "passes"),
+    [
+        (lambda y: F.one_hot(y, 9), True),
+        (lambda y: F.one_hot(y, num_classes=9), True),
+        (lambda y: F.one_hot(y), False),
+        (lambda y: F.one_hot(y, -1), False),
+        (lambda y: F.one_hot(y, num_classes=-1), False),
+        (lambda y: F.one_hot(y, 9) * int(y.max()), False),
+    ],
+)
+def test_one_hot_needs_the_number_of_classes(write: Callable[[Tensor], Tensor], passes: bool) -> None:
+    """With it, PyTorch reads the labels on a CPU alone, to check them; on a GPU a step that is captured may have it."""
+
+    class Hot(Fine):
+        """Weighs the stream by class."""
+
+        def learn(self, x: Tensor, y: Tensor) -> None:
+            assert write(y).shape[0] == len(y)
+            super().learn(x, y)
+
+    (check,) = [check for check in method_checks(Hot) if str(check) == "steady-steps"]
+    if passes:
+        check()
+    else:
+        with pytest.raises(ContractError, match=r"reads back to the host in test_testing\.py, line \d+: .*\(y"):
+            check()
+
+
+def test_one_hot_still_refuses_labels_that_are_no_classes() -> None:
+    with pytest.raises(RuntimeError, match="Class values must be smaller"):
+        watched(lambda: F.one_hot(torch.tensor([4]), 4))

@@ -110,7 +110,7 @@ def run_many(
         [0, 1]
     """
     from ocil import engines
-    from ocil.engines.job import Job, Observer
+    from ocil.engines.job import Job, Observer, WarningsOfRuns
     from ocil.engines.names import Engine
     from ocil.engines.pool import end_if_starting
     from ocil.runs.config import RunConfig
@@ -134,11 +134,14 @@ def run_many(
     job = Job(Path(root), chosen_device, data_dir, workers, threads)
 
     def on_event(run: "Run", event: "Event") -> None:
+        heard.on_event(run, event)
         if isinstance(event, Result) and run.key in wanted:
             on_result(event)
 
-    wanted = {run.key for run in runs}
+    wanted, heard = {run.key for run in runs}, WarningsOfRuns()
     outcomes = engines.execute(runs, replace(job, engine=engine, address=address), Observer(on_event))
+    for warning in heard.texts:
+        warnings.warn(warning, stacklevel=2)
     found = [outcomes[run.key] for run in runs]
     for outcome in found:
         if not isinstance(outcome, Result):
@@ -463,7 +466,7 @@ def tune(
         True
     """
     from ocil import engines
-    from ocil.engines.job import Job
+    from ocil.engines.job import Job, Observer, WarningsOfRuns
     from ocil.engines.pool import end_if_starting
     from ocil.experiments.search import Search
     from ocil.experiments.search_record import record_of, save_record
@@ -495,7 +498,10 @@ def tune(
     job = Job(search.out, chosen_device, data_dir, workers, threads)
     plan = search.plan()
     search.write_data()
-    outcomes = engines.execute(plan.runs, job)
+    heard = WarningsOfRuns()
+    outcomes = engines.execute(plan.runs, job, Observer(heard.on_event))
+    for warning in heard.texts:
+        warnings.warn(warning, stacklevel=2)
     choice = search.choose(search.scores(outcomes))
     if choice is None:
         raise next(error for error in outcomes.values() if isinstance(error, Exception))

@@ -1,5 +1,6 @@
 """Image folders as they are published."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -255,3 +256,26 @@ def test_images_that_a_label_file_names_and_that_are_missing_are_left_out(tmp_pa
     data, notes = imported(labelled(tmp_path / "birds", "\n".join(["path,label", *lines])), tmp_path)
     assert len(data.train_y) + len(data.test_y) == 6
     assert "left out, 2" in notes[-1]
+
+
+def test_pictures_in_other_formats_are_counted(tmp_path: Path) -> None:
+    """Photos of a phone are passed over, with one line that says so; other files are not mentioned."""
+    source = tmp_path / "birds"
+    for split, name in itertools.product(("train", "test"), ("auk", "bee")):
+        write_images(source / split / name, 1)
+        for other in ("1.HEIC", "2.heic", "3.nef", "._4.heic", "notes.txt", "meta.json", ".DS_Store"):
+            (source / split / name / other).write_bytes(b"x")
+    data, notes = imported(source, tmp_path)
+    assert len(data.train_y) == len(data.test_y) == 2
+    (note,) = (note for note in notes if note.startswith("left out"))
+    assert note == "left out: pictures in other formats, 12 (8 .heic, 4 .nef): convert them to JPEG or PNG"
+
+    for path in source.rglob("*.png"):
+        path.unlink()
+    with pytest.raises(OcilError, match=r"has no images .*\. It has pictures in other formats, 12 .*PNG\.$"):
+        imported(source, tmp_path)
+    Image.new("L", (4, 4)).save(source / "train" / "auk" / "0.png")
+    with pytest.raises(
+        OcilError, match=r"class 1 \('bee'\) has no training image.*\. It has pictures in other formats"
+    ):
+        imported(source, tmp_path)

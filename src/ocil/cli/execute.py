@@ -34,11 +34,11 @@ def execute(
     """
     from ocil import engines
     from ocil.cli.features import compute_for
-    from ocil.engines.job import Observer
+    from ocil.engines.job import Observer, WarningsOfRuns
     from ocil.runs.protocol import Interrupted
     from ocil.runs.trackers import tracking
 
-    unwritable = False
+    unwritable, heard = False, WarningsOfRuns(console.warning)
     with stop_when_asked() as stopped:
         try:
             compute_for(runs, job, stopped)
@@ -51,6 +51,7 @@ def execute(
             nonlocal unwritable
             unwritable = unwritable or isinstance(event, WriteError)
             display.on_event(run, event)
+            heard.on_event(run, event)
             track(run, event)
 
         outcomes = engines.execute(runs, job, Observer(on_event, lambda: unwritable or stopped()))

@@ -74,14 +74,17 @@ def learn(
         Seconds between two saves.
     """
     check_seconds("save-seconds", save_seconds, zero=True)
+    from ocil.methods.recorded_losses import warning_of_no_loss
     from ocil.online.arrays import Names
     from ocil.online.feed import Feed
     from ocil.online.model import has_model, locked
-    from ocil.online.sources import open_source
+    from ocil.online.sources import left_out_of, open_source
     from ocil.runs.environment import pick_device
 
     request, new = (options or ModelOptions()).request, not has_model(model)
     samples = open_source(source, Names(x, y, labels), shuffle)
+    if left_out := left_out_of(source):
+        console.info(f"left out: {left_out}")
     request = request.of(samples)
     request.check(model)
     chosen_device = pick_device(device)
@@ -96,6 +99,8 @@ def learn(
         before, started = feed.scored, time.monotonic()
         with stop_when_asked() as stopped, _progress(feed, model.name) as show:
             finished = feed.run(model, save_seconds, show, stopped)
+        if feed.scored > before and (warning := warning_of_no_loss(found.learner)):
+            console.warning(warning)
     learned, seconds = feed.scored - before, time.monotonic() - started
     if as_json:
         console.print_json(_result(feed, model, learned, seconds))

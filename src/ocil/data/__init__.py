@@ -24,6 +24,7 @@ From files:
 ``folder``      images in files: looked at, decoded, resized; ``layouts``: the forms of their folders
 ``label_file``  lists of images with their labels
 ``images``      reads one image file
+``bounded_images``, ``picture_headers``  what is refused in image files of strangers
 ``number_table``, ``table_samples``  vectors in a CSV file, and the samples that they make
 ``npy_folder``, ``npz_arrays``  arrays in a folder of .npy files, or in one .npz file
 ``cifar``, ``mini_imagenet``  the published files of these datasets

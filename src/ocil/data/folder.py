@@ -57,11 +57,14 @@ class ImageFiles:
 
         found = find_layout(source)
         note(f"{source} was read as {found.form}")
+        if found.left_out:
+            note(f"left out: {found.left_out}")
+        self._left_out = f" It has {found.left_out}." if found.left_out else ""
         self.classes = found.classes
         self.domain_of = found.domain_of
         self._labels = {label for _, label in found.train}  # also of images that cannot be read
         if self._labels and (without := sorted(set(range(len(self.classes))) - self._labels)):  # before all is decoded
-            raise OcilError(f"{source}: {without_training(without, self.classes)}.")
+            raise OcilError(f"{source}: {without_training(without, self.classes)}.{self._left_out}")
         self.train = self._readable(found.train)
         if found.test is None:
             held = hold_out([label for _, label in self.train], self.classes, test_share)
@@ -78,7 +81,7 @@ class ImageFiles:
         """Height, width, channels."""
         if self._first is None:
             why = f": {self._problems[0]}" if self._problems else f" ({', '.join(SUFFIXES)})."
-            raise OcilError(f"{self.source} has no images that can be read{why}")
+            raise OcilError(f"{self.source} has no images that can be read{why}{self._left_out}")
         width, height = (self.size, self.size) if self.size is not None else self._first[1]
         return height, width, 1 if self._gray else 3
 

@@ -1,9 +1,10 @@
 """Reads image files as arrays, with Pillow. The error for a broken or far too large file names it."""
 
+import os
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,26 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from ocil.data.bounded_images import (
+    JPEG,
+    RefusedImageError,
+    TooManyPixelsError,
+    open_bounded,
+    refuse_long_exif,
+)
 from ocil.errors import OcilError
 
 MAX_PIXELS = 40_000_000  # a small file can unpack to gigabytes
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+MAX_BYTES = 2**29
+PATIENCE = 8  # as nobody waits for an answer: a PPM as text of four million pixels takes ten seconds
+HEADER_BYTES = 2**18
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+OTHER_SUFFIXES = (
+    ".heic", ".heif", ".hif", ".avif", ".jxl", ".jfif", ".jpe", ".jp2", ".j2k", ".apng", ".pbm", ".pnm", ".tga", ".ico",
+    ".svg", ".svgz", ".eps", ".psd", ".xcf", ".exr", ".hdr", ".raw", ".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw",
+    ".arw", ".srf", ".sr2", ".orf", ".rw2", ".raf", ".pef", ".srw", ".x3f", ".3fr", ".iiq", ".kdc", ".mrw",
+)  # fmt: skip
+"""How the names of pictures end that are not read: of other formats, and of other names of formats."""
 GRAY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
 TURNS = {  # ImageOps.exif_transpose would also write all EXIF data anew
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -34,8 +50,20 @@ def is_image_name(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
+def is_other_picture(path: Path) -> bool:
+    """Whether a file is named as a picture in a format that is not read, and not hidden."""
+    return path.suffix.lower() in OTHER_SUFFIXES and not path.name.startswith(".")
+
+
 def probe(path: Path) -> tuple[tuple[int, int], bool]:
     """(width, height) of the upright image and whether it is gray, from the header, without decoding the pixels."""
+    with suppress(Exception):  # of a large photo the beginning is enough
+        if path.stat().st_size > HEADER_BYTES:
+            with path.open("rb") as file:
+                head = file.read(HEADER_BYTES)
+            if head.startswith(JPEG):
+                with _QUIET, open_bounded(head, MAX_PIXELS) as image:
+                    return upright_size(image), image.mode in GRAY_MODES
     with opened(path) as image:
         return upright_size(image), image.mode in GRAY_MODES
 
@@ -107,18 +135,40 @@ _QUIET = _Quiet()
 
 @contextmanager
 def opened(path: Path) -> Iterator[Image.Image]:
-    """A file as a Pillow image, its pixels not read yet. Any error inside the block becomes an ``OcilError``."""
-    too_large = OcilError(f"{path} has more than {MAX_PIXELS // 1_000_000} million pixels. Shrink it or take it out.")
+    """A file as a Pillow image, its pixels not read yet. Any error inside the block becomes an ``OcilError``.
+
+    The file may come from a stranger: one that would take minutes, or fill the memory, is an error too.
+    """
     try:
-        with _QUIET, Image.open(path, formats=FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise too_large
+        with _QUIET, open_bounded(_content(path), MAX_PIXELS, PATIENCE) as image:
+            if image.format == "PNG" and "exif" not in image.info:
+                _load_if_whole(image)  # as Pillow does to look for EXIF data: they may lie behind the pixels
+                refuse_long_exif(image)
             yield image
-    except Image.DecompressionBombError as error:
-        raise too_large from error
+    except TooManyPixelsError as error:
+        raise OcilError(f"{path} {error}. Shrink it or take it out.") from error
+    except RefusedImageError as error:
+        raise OcilError(f"{path} {error}. Replace it or take it out.") from error
     except OcilError:
         raise
     except FileNotFoundError as error:
         raise OcilError(f"there is no file {path}.") from error
     except Exception as error:  # a broken image can fail in any way
         raise OcilError(f"{path} is not a readable image. Replace it or take it out.") from error
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size > MAX_BYTES:
+            raise RefusedImageError(f"is larger than {MAX_BYTES >> 20} MiB")
+        return file.read()
+
+
+def _load_if_whole(image: Image.Image) -> None:
+    """Read the pixels of an image. One that is broken stays as it is, and fails where its pixels are needed."""
+    try:
+        image.load()
+    except RefusedImageError:
+        raise
+    except Exception:
+        return

@@ -6,11 +6,12 @@ Tiny-ImageNet   train/CLASS/images/*, val/images/* and val/val_annotations.txt
 class folders   train/CLASS/* and test/CLASS/* or val/CLASS/*, or CLASS/* alone
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ocil.data.class_names import in_order
-from ocil.data.images import is_image_name
+from ocil.data.images import is_image_name, is_other_picture
 from ocil.data.label_file import ImageFolder, OneLabel, columns_of, lines, read_label_file
 from ocil.errors import OcilError
 
@@ -30,6 +31,8 @@ class Listing:
     """None if the form has no test images."""
     domain_of: dict[Path, str] = field(default_factory=dict)
     """The domain of each image, if they have domains."""
+    left_out: str = ""
+    """Which pictures are not among the images, see ``other_pictures``."""
 
 
 def find_layout(source: Path) -> Listing:
@@ -127,7 +130,9 @@ def _tiny_imagenet(source: Path) -> Listing | None:
         path = inside(where.strip(), f"{annotations}, line {number}")
         once.add(path, name)
         test.append((path, label_of[name]))
-    return Listing("the folders of Tiny-ImageNet", tuple(classes), list_images(source / "train", classes), test)
+    train = list_images(source / "train", classes)
+    left_out = other_pictures([source / "train"], classes)
+    return Listing("the folders of Tiny-ImageNet", tuple(classes), train, test, left_out=left_out)
 
 
 def _class_folders(source: Path) -> Listing:
@@ -142,7 +147,8 @@ def _class_folders(source: Path) -> Listing:
         test = list_images(test_folder, classes)
     form = "class folders" if train_folder == source else f"class folders in {train_folder.name}"
     form += "" if test_folder is None else f" and {test_folder.name}"
-    return Listing(form, tuple(classes), list_images(train_folder, classes), test)
+    left_out = other_pictures([folder for folder in (train_folder, test_folder) if folder], classes)
+    return Listing(form, tuple(classes), list_images(train_folder, classes), test, left_out=left_out)
 
 
 def training_folder(source: Path) -> Path:
@@ -174,6 +180,18 @@ def list_images(folder: Path, classes: list[str]) -> Files:
                 files += [(path, label) for path in found]
                 break
     return files
+
+
+def other_pictures(folders: list[Path], classes: list[str]) -> str:
+    """How many pictures of each ending ``list_images`` passes over in these folders because it does not read their
+    formats, and what to do, in one line; empty if there are none."""
+    places = (place for folder in folders for name in classes for place in (folder / name, folder / name / "images"))
+    files = (path for place in places if place.is_dir() for path in place.iterdir() if is_other_picture(path))
+    counts = Counter(path.suffix.lower() for path in files)
+    if not counts:
+        return ""
+    endings = ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common())
+    return f"pictures in other formats, {counts.total()} ({endings}): convert them to JPEG or PNG"
 
 
 def _images_in(folder: Path) -> list[Path]:

@@ -10,7 +10,7 @@ import torch
 from ocil.engines.names import Engine
 from ocil.errors import OcilError
 from ocil.runs.protocol import Event as Event
-from ocil.runs.protocol import Interrupted, Run, RunKey, Workspace
+from ocil.runs.protocol import Interrupted, Progress, Run, RunKey, Workspace
 from ocil.runs.protocol import Outcome as Outcome
 
 
@@ -45,6 +45,19 @@ class Observer:
     """Called with each progress and once with the outcome of a run, also for the runs that others require."""
     should_stop: Callable[[], bool] = lambda: False
     """Once it returns True, the runs under way save and raise ``Interrupted``, and no other is begun."""
+
+
+class WarningsOfRuns:
+    """Keeps what runs warn of, each text once. ``on_first`` is called with a text as soon as it is there."""
+
+    def __init__(self, on_first: Callable[[str], None] = lambda text: None) -> None:
+        self.on_first = on_first
+        self.texts: list[str] = []
+
+    def on_event(self, run: Run, event: Event) -> None:
+        if isinstance(event, Progress) and event.warning and event.warning not in self.texts:
+            self.texts.append(event.warning)
+            self.on_first(event.warning)
 
 
 Outcomes = dict[RunKey, Outcome]

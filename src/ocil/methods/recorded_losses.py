@@ -4,10 +4,13 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import reduce
 from operator import add
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from ocil.methods.base import Learner
 
 Phase = Literal["stream", "review", "rehearsal"]
 """What a step learns from: a stream batch, the memory in a review, or the memory at a task's end (rehearsal)."""
@@ -42,6 +45,19 @@ class RecordedLosses:
         for row in self.rows.values():
             row.fill_(math.nan)
         return {name: value for name, value in zip(names, values, strict=True) if not math.isnan(value)}
+
+
+def warning_of_no_loss(learner: "Learner") -> str:
+    """What to tell the user about a learner that has trained and recorded no loss, in one line; empty if it has, or if
+    it trains no network. A loss of a review does not count: the review that all methods inherit records it.
+    """
+    phases = {phase for phase, *_ in learner.recorded_losses.rows}
+    if not learner.trains_network or phases - {"review"}:
+        return ""
+    return (
+        f"{type(learner).__name__} records no loss, so none is shown, and one that is not finite does not stop it: "
+        "end `learn` with self.record_loss(loss). If it trains no network, say so by trains_network = False."
+    )
 
 
 def total(parts: Mapping[str, Tensor]) -> Tensor:

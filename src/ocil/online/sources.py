@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.data.label_file import LabelledFile, read_label_file
-from ocil.data.layouts import class_folders, list_images, training_folder
+from ocil.data.layouts import class_folders, list_images, other_pictures, training_folder
 from ocil.errors import OcilError
 from ocil.online.arrays import ArrayRows, Names, Rows, is_array_file, open_labels, open_rows
 from ocil.online.formats import InputFormat
@@ -227,8 +227,18 @@ def _read_folder(source: Path) -> list[LabelledFile]:
         for path, label in list_images(root, classes)
     ]
     if not files:
-        raise OcilError(f"{root} holds no images. Lay them out as {source.name}/CLASS/IMAGE.png.")
+        others = other_pictures([root], classes)
+        advice = f"It has {others}" if others else f"Lay them out as {source.name}/CLASS/IMAGE.png"
+        raise OcilError(f"{root} holds no images. {advice}.")
     return files
+
+
+def left_out_of(source: Path) -> str:
+    """Which pictures of a folder ``read_list`` passes over, see ``other_pictures``."""
+    if not source.is_dir():
+        return ""
+    root = training_folder(source)
+    return other_pictures([root], class_folders(root))
 
 
 def _read_csv(source: Path) -> list[LabelledFile]:

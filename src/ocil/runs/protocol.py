@@ -44,6 +44,8 @@ class Progress:
     losses: Mapping[str, float] = field(default_factory=dict)
     """The loss of the last batch of a ``review`` or a ``rehearsal``, if there was one since the last event, and the
     terms of each loss: ``stream/memory`` is a term of ``loss``."""
+    warning: str = ""
+    """What is wrong with the run although it goes on, in one line. Each later progress has it too."""
 
 
 class Interrupted(Exception):  # noqa: N818

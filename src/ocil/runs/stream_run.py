@@ -5,6 +5,7 @@ It can be killed at any moment and goes on from its last checkpoint.
 
 import platform
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from ocil.evaluation.probe import probe
 from ocil.files import path_or_none
 from ocil.limits import check_threads
 from ocil.methods.base import Learner
+from ocil.methods.recorded_losses import warning_of_no_loss
 from ocil.networks import pretrained
 from ocil.precision import Precision
 from ocil.runs.build import build, check, named_dataset, refuse_missing_operators
@@ -186,12 +188,22 @@ def run(
     arrivals = stream.arrivals if stream is not None else None
     check(config, dataset, arrivals)
     workspace = Workspace(Path(root), device, data_dir, threads, checkpoint_seconds, dataset=dataset, arrivals=arrivals)
+    warning = ""
+
+    def reported(progress: Progress) -> None:
+        nonlocal warning
+        warning = progress.warning
+        on_progress(progress)
+
     try:
-        return cast("Result", perform(this, workspace, on_progress, should_stop))
+        return cast("Result", perform(this, workspace, reported, should_stop))
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
         raise this.does_not_fit() from None
+    finally:
+        if warning:  # here, so that it names the user's line
+            warnings.warn(warning, stacklevel=2)
 
 
 def _identified(
@@ -266,6 +278,7 @@ class ActiveStreamRun:
         self.saved_cursor = -1  # of the checkpoint on the disk
         self.evaluations: list[Evaluation] = []
         self.seconds = 0.0
+        self.warning = ""
         self._go_on_in_folder(own_batches=arrivals is not None)
 
     def _go_on_in_folder(self, own_batches: bool) -> None:
@@ -382,6 +395,7 @@ class ActiveStreamRun:
             yield
             self.check_loss()  # first: its message has the step
             self.evaluations.append(evaluation.result())
+            self.warning = warning_of_no_loss(self.learner)
             known = evaluation.correct
         if self.anytime.is_due(number + 1):
             self.anytime.count(self.learner, number + 1, stop_here, known)
@@ -415,7 +429,8 @@ class ActiveStreamRun:
             accuracy = float(np.mean(row[:shown]))
         losses = self.learner.recorded_losses.take()
         loss = losses.pop("stream", None)
-        return Progress(self.cursor, len(self.stream), loss, accuracy, tuple(self.evaluations), losses)
+        found = tuple(self.evaluations)
+        return Progress(self.cursor, len(self.stream), loss, accuracy, found, losses, self.warning)
 
     def check_loss(self) -> None:
         failed = int(self.learner.failed_at)

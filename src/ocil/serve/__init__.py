@@ -58,7 +58,6 @@ What clients see:
 ``pages``    the pages, with that description as one of them
 ``limits``   what a client may ask for
 ``labels``, ``pictures``, ``vectors``  labels, images and vectors from clients
-``picture_headers``  what is refused in an image file before it is decoded
 """
 
 from ocil.serve.client import Client, ServiceError
