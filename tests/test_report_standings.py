@@ -454,6 +454,8 @@ def test_show_another_measure(root: Path, ocil_command: Call) -> None:
     ]
     assert "in tables/cells" in one_error(ocil_command("show", root, "--measure", "intransigence"))
     assert "is no measure" in one_error(ocil_command("show", root, "--measure", "beauty"))
+    said = one_error(ocil_command("show", root, "--measure", "probe_accuracy"))
+    assert "none of these runs has linear probe: it needs runs with the setting probe." in said
     assert "no run of 'nonesuch'" in one_error(ocil_command("show", root, "--against", "nonesuch"))
     assert "has one of these seeds" in one_error(ocil_command("show", root, "--seeds", "77"))
     assert "name a run" in one_error(ocil_command("show"))

@@ -189,7 +189,10 @@ def _show_several(
     everything = entries(found.cells)
     chosen = everything.named(against).name if against else ""
     shown = everything.only([*methods, *([chosen] if chosen and methods else [])])
-    standings = Standings(shown, quantities.find_quantity(measure), chosen)
+    quantity = quantities.find_quantity(measure)
+    if not any(quantity.by_seed(cell) for entry in shown.all for cell in entry.cells.values()):
+        raise OcilError(quantities.not_recorded(quantity))
+    standings = Standings(shown, quantity, chosen)
     for warning in found.warnings:
         console.warning(warning)
     if as_json:

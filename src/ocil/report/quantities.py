@@ -113,6 +113,13 @@ def find_quantity(name: str) -> Quantity:
     return found[name]
 
 
+def not_recorded(quantity: Quantity) -> str:
+    """What to say where no run has it."""
+    needed = MEASURES[quantity.name].needs if quantity.is_measure else ""
+    reason = f": it needs runs with the setting {needed}" if needed else ""
+    return f"none of these runs has {quantity.title.removesuffix(' %')}{reason}."
+
+
 def _spelled(head: str) -> str:
     """A head without what people leave out of it."""
     return head.removesuffix("%").strip().lower().replace("_", " ").replace("-", " ")
