@@ -65,6 +65,7 @@ def test_learn_and_predict(ocil_command: Call, table: Path, photos: Path, tmp_pa
 
     again = ocil_command("learn", table, "--model", tmp_path / "model", *SMALL)
     assert again.code == 0
+    assert f"{tmp_path / 'model'} goes on: er, 18 samples so far." in again.err
     assert "0 samples learned now, 18 in all, 3 classes, accuracy before learning" in again.out
 
     one = photos / "dark" / "0.png"

@@ -95,6 +95,7 @@ def learn(
         found.threads = threads
         if not new:
             samples.check(found.input_format, new=False)
+            console.info(f"{model} goes on: {found.recipe.method}, {found.samples} samples so far.")
         feed = Feed(found, samples, append)
         before, started = feed.scored, time.monotonic()
         with stop_when_asked() as stopped, _progress(feed, model.name) as show:
