@@ -267,8 +267,8 @@ def settings_of(info: MethodInfo) -> set[str]:
 
 def _settings_of_other_kinds(point: Mapping[str, Any]) -> set[str]:
     """The settings that do nothing in a cell with streams of this kind."""
-    boundary = point.get("boundary", StreamConfig.boundary)
-    return settings_of_others(boundary) if isinstance(boundary, str) and boundary in KINDS else set()
+    given = point.get("boundary", StreamConfig.boundary)
+    return {name for kind in KINDS if kind == given for name in settings_of_others(kind)}  # an unknown one is refused
 
 
 def meant_for(info: MethodInfo, key: str, own: bool = False) -> bool:
