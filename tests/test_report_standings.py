@@ -8,10 +8,12 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 import ocil
+from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.report.collect import collect
 from ocil.report.cost import images_per_batch
@@ -35,6 +37,7 @@ from ocil.report.terminal_table import terminal
 from ocil.runs.config import RunConfig, resolve
 from ocil.runs.folder import RunFolder
 from tests.conftest import Call, one_error
+from tests.reference.datasets import noise
 from tests.test_report_page import check_latex, made_up, rows_of
 
 # Pure functions
@@ -481,3 +484,18 @@ def test_two_seeds_have_a_range_wherever_they_are_shown(tmp_path: Path, ocil_com
     assert "3.5 (3.0 to 4.0) points" in page  # afs over er
     assert "Two seeds have no interval, so the order is not settled." in page
     assert "Of two seeds the lowest and the highest value are shown instead." in page
+
+
+def test_the_defaults_for_vectors_are_no_settings_of_a_row(tmp_path: Path) -> None:
+    """Beside images, whose network is another one by default."""
+    draw = np.random.RandomState(0)
+    x, y = draw.rand(120, 6).astype(np.float32), np.arange(120) % 4
+    vectors = Dataset("topics", x[:80], y[:80], x[80:], y[80:], tuple("abcd"))
+    small: dict[str, Any] = {"tasks": 2, "memory": 20, "memory_batch": 5}
+    for data in (vectors, noise(120, 4)):
+        ocil.run(ocil.resolve("er", data, settings=small), tmp_path, dataset=data)
+    collection = collect([tmp_path])
+    assert [entry.label for entry in entries(collection.cells).all] == ["er"]
+    (cell,) = (cell for cell in collection.cells if "topics" in cell.config.dataset)
+    assert cell.config.learner.network == "linear"
+    assert "network" not in cell.command

@@ -109,8 +109,14 @@ class MeasuredCell:
         """The settings that differ from what ``ocil run METHOD`` would choose, except ``review``, which the label
         shows. ``code`` is among them if the plugin file of the run has changed since.
         """
-        found = {name: value for name, value in changed_settings(self.config).items() if name != "review"}
+        changed = changed_settings(self.config, self.is_of_vectors)
+        found = {name: value for name, value in changed.items() if name != "review"}
         return found | ({"code": self.config.code or "unknown"} if self.is_of_other_code else {})
+
+    @property
+    def is_of_vectors(self) -> bool:
+        """Whether its runs have recorded that the dataset holds vectors."""
+        return all(run.result.environment.get("inputs") == "vectors" for run in self.runs)
 
     @cached_property
     def is_of_other_code(self) -> bool:
@@ -140,7 +146,7 @@ class MeasuredCell:
     @cached_property
     def command(self) -> str:
         """The command that gives all its seeds."""
-        return for_seeds(command(self.config), [run.result.config.seed for run in self.runs])
+        return for_seeds(command(self.config, self.is_of_vectors), [run.result.config.seed for run in self.runs])
 
 
 @dataclass(frozen=True)

@@ -424,12 +424,15 @@ def refuse_without_task_ends(info: MethodInfo, learner: LearnerConfig, stream: S
         raise OcilError(f"{reason}: {advice}." if advice else f"{reason}.")
 
 
-def command(config: RunConfig) -> str:
-    """The command that runs a configuration, without its seeds. It names what differs from ``resolve``'s choice."""
+def command(config: RunConfig, vectors: bool = False) -> str:
+    """The command that runs a configuration, without its seeds. It names what differs from ``resolve``'s choice.
+
+    ``vectors``: whether the inputs of its dataset are known to be vectors.
+    """
     words = ["ocil", "run", config.method, "--dataset", shlex.quote(config.dataset)]
     if method(config.method).memory:
         words += ["--memory", str(config.learner.memory)]
-    different = changed_settings(config)
+    different = changed_settings(config, vectors)
     different["precision"] = config.learner.precision  # its default depends on the machine
     if "review" in different:
         words.append("--review" if different.pop("review") else "--no-review")
@@ -449,11 +452,12 @@ def with_settings(words: Sequence[str], settings: Mapping[str, Any]) -> str:
     return " ".join([*words, *(["--set", *given] if given else [])])
 
 
-def changed_settings(config: RunConfig) -> dict[str, Any]:
-    """Settings that differ from ``resolve``'s choice for the same method, dataset and memory."""
+def changed_settings(config: RunConfig, vectors: bool = False) -> dict[str, Any]:
+    """Settings that differ from ``resolve``'s choice for the same method, dataset and memory. ``vectors``: see
+    ``command``."""
     info = method(config.method)
     given = {"memory": config.learner.memory} if info.memory else {}
-    usual = usual_settings(info, config.dataset, given, vectors=bool(config.learner.features))
+    usual = usual_settings(info, config.dataset, given, vectors=vectors or bool(config.learner.features))
     chosen = {"tasks": usual_tasks(config.dataset)} | usual | given
     if (entry := find(base_of(config.dataset))) and not chosen.get("review_every"):
         chosen["review_every"] = usual_reviews(info, config.stream, entry.train)

@@ -488,9 +488,14 @@ class ActiveStreamRun:
             **environment(self.device),
             "images": self.fingerprint,
             "order": self.stream.arrivals.digest,
+            **self._inputs_of_own(),
             **self._other_code(),
             **self.surroundings,
         }
+
+    def _inputs_of_own(self) -> dict[str, Any]:
+        """That the dataset holds vectors, for which methods have other defaults: a report does not see the dataset."""
+        return {} if self.stream.data.is_images or self.config.learner.features else {"inputs": "vectors"}
 
     def _other_code(self) -> dict[str, Any]:
         """What a result records about code that is not ours: packages with versions, files and classes with digests."""
