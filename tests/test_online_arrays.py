@@ -209,6 +209,7 @@ def test_labels_that_are_floats_are_whole_numbers() -> None:
         (("both.npz", "--x", "z"), "both.npz has no array 'z': it has x, y. Name one with --x"),
         (("both.npz", "--x", "x", "y"), "so name one"),
         (("nan.npy", "--labels", "y.npy"), "row 40 of nan.npy has a number that is NaN, infinite or too large"),
+        (("nan.npy", "--labels", "y.npy", "--shuffle", 1), "row 40 of nan.npy .* The first row is row 0."),
         (("large.npy", "--labels", "y.npy"), "row 3 of large.npy has a number that is NaN, infinite or too large"),
         (("images.npy", "--labels", "y.npy"), "an array of 60x4x4: rows of numbers"),
         (("words.npy", "--labels", "y.npy"), "holds <U3, not numbers"),

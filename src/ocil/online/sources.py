@@ -125,9 +125,14 @@ class LabelledRows:
             with np.errstate(over="ignore"):
                 part = self.rows.read(first, min(first + together, len(self))).astype(input_format.dtype)
             if not np.isfinite(part).all():
-                row = f"row {first + first_not_finite(part)} of {self.rows.path}"
+                number = first + first_not_finite(part)
+                if isinstance(self.rows, _InOrder):
+                    number = int(self.rows.order[number])
+                row = f"row {number} of {self.rows.path}"
                 reason = f"NaN, infinite or too large for {input_format.precision}"
-                raise OcilError(f"{row} has a number that is {reason}: replace it, or leave the row out.")
+                raise OcilError(
+                    f"{row} has a number that is {reason}: replace it, or leave the row out. The first row is row 0."
+                )
 
     def batch(self, first: int, last: int, input_format: InputFormat) -> LabelledBatch:
         return LabelledBatch(input_format.read(self.rows.read(first, last)), list(self.labels[first:last]), [])
