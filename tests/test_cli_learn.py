@@ -390,6 +390,8 @@ def test_pictures_in_other_formats_are_counted(ocil_command: Call, photos: Path,
     line = "left out: pictures in other formats, 3 (2 .heic, 1 .svg): convert them to JPEG or PNG"
     assert said.err.splitlines().count(line) == 1
     assert "notes" not in said.err
+    said = ocil_command("predict", photos, "--model", tmp_path / "model")
+    assert (said.code, said.err.splitlines()) == (0, [f"{photos}: {line}"])
     for path in photos.rglob("*.png"):
         path.unlink()
     error = one_error(ocil_command("learn", photos, "--model", tmp_path / "other", *SMALL))

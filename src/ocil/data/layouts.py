@@ -7,6 +7,7 @@ class folders   train/CLASS/* and test/CLASS/* or val/CLASS/*, or CLASS/* alone
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -186,8 +187,12 @@ def other_pictures(folders: list[Path], classes: list[str]) -> str:
     """How many pictures of each ending ``list_images`` passes over in these folders because it does not read their
     formats, and what to do, in one line; empty if there are none."""
     places = (place for folder in folders for name in classes for place in (folder / name, folder / name / "images"))
-    files = (path for place in places if place.is_dir() for path in place.iterdir() if is_other_picture(path))
-    counts = Counter(path.suffix.lower() for path in files)
+    return counted_pictures(path for place in places if place.is_dir() for path in place.iterdir())
+
+
+def counted_pictures(files: Iterable[Path]) -> str:
+    """The pictures among some files whose formats are not read, as ``other_pictures`` says it."""
+    counts = Counter(path.suffix.lower() for path in files if is_other_picture(path))
     if not counts:
         return ""
     endings = ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common())
