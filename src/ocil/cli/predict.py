@@ -46,7 +46,6 @@ def predict(
     if not inputs:
         raise OcilError("name the images to classify, for example: ocil predict new/*.jpg --model birds")
     check_number("top", top, least=1)
-    from ocil.data.layouts import counted_pictures
     from ocil.online.arrays import Names
     from ocil.online.model import Model
     from ocil.online.predictions import predictions
@@ -55,12 +54,9 @@ def predict(
     loaded.threads = threads
     if not loaded.labels:
         raise OcilError(f"the model in {model} has learned nothing yet.")
-    for folder in filter(Path.is_dir, inputs):
-        if left_out := counted_pictures(folder.rglob("*")):
-            console.info(f"{folder}: left out: {left_out}")
     failed = 0
     rows: list[tuple[str, ...]] = []
-    for found in predictions(loaded, inputs, top, Names(x)):
+    for found in predictions(loaded, inputs, top, Names(x), console.info):
         failed += "error" in found
         if as_json:
             console.print_json(found)

@@ -1,6 +1,6 @@
 """The classes of images and vectors on disk."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.data.images import is_image_name
+from ocil.data.layouts import counted_pictures
 from ocil.errors import OcilError
 from ocil.online.arrays import Names, is_array_file, open_rows
 from ocil.online.images import ImageFormat
@@ -17,11 +18,18 @@ from ocil.online.labels import encoded
 from ocil.online.model import SCORED_TOGETHER, Model
 
 
-def predictions(model: Model, paths: Sequence[Path], top: int, names: Names | None = None) -> Iterator[dict[str, Any]]:
+def predictions(
+    model: Model,
+    paths: Sequence[Path],
+    top: int,
+    names: Names | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> Iterator[dict[str, Any]]:
     """For each image or row, in order: ``path``, ``row``, ``label``, ``probability`` and the best ``top`` classes; or
     ``error``.
 
-    They are read and classified some at a time. ``names``: the arrays or columns of files of rows.
+    They are read and classified some at a time. ``names``: the arrays or columns of files of rows. ``note`` is told
+    what is left out of folders.
     """
     takes_images = isinstance(model.input_format, ImageFormat)
     for path in paths:
@@ -29,15 +37,20 @@ def predictions(model: Model, paths: Sequence[Path], top: int, names: Names | No
             what = "rows of numbers" if takes_images else "no .npy, .npz, .parquet or .csv file of numbers"
             raise OcilError(f"the model takes {model.input_format}, and {path} is {what}.")
     if takes_images:
-        return _of_images(model, image_files(paths), top)
+        return _of_images(model, image_files(paths, note), top)
     return chain.from_iterable(_of_rows(model, path, top, names or Names()) for path in paths)
 
 
-def image_files(paths: Sequence[Path]) -> list[Path]:
-    """The paths, with the sorted images of a folder in the place of the folder."""
+def image_files(paths: Sequence[Path], note: Callable[[str], None]) -> list[Path]:
+    """The paths, with the sorted images of a folder in the place of the folder. ``note`` is told what is left out."""
     found: list[Path] = []
     for path in paths:
-        inside = sorted(filter(is_image_name, path.rglob("*"))) if path.is_dir() else [path]
+        inside = [path]
+        if path.is_dir():
+            files = list(path.rglob("*"))
+            inside = sorted(filter(is_image_name, files))
+            if left_out := counted_pictures(files):
+                note(f"{path}: left out: {left_out}")
         if not inside:
             raise OcilError(f"there are no images in {path}.")
         found += inside
