@@ -52,10 +52,11 @@ def mean_of(values: Iterable[float]) -> float:
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Mean and ``t(0.975, n-1) · standard error``. Neither depends on the order of the values."""
-    n, mean = len(values), mean_of(values)
+    n, ordered = len(values), sorted(values)
+    mean = mean_of(ordered)
     if n < 2:
         return Estimate(mean, None, tuple(values))
-    error = float(np.std(sorted(values), ddof=1)) / math.sqrt(n)
+    error = float(np.std(ordered, ddof=1)) / math.sqrt(n)
     return Estimate(mean, t_quantile(n - 1) * error, tuple(values))
 
 
