@@ -375,7 +375,7 @@ def streams(cells: list[MeasuredCell]) -> str:
     standings = [Standings(found, find_quantity(name)) for name in IN_STREAMS]
     rows = []
     for column in sorted(found.columns, key=lambda column: (column.dataset, column.stream, column.memory)):
-        values = [" / ".join(mean_of(each, entry, column) for each in standings) for entry in found.all]
+        values = [" / ".join(mean_text(each, entry, column) for each in standings) for entry in found.all]
         rows.append(Row.of(stream_name(column), column.memory, *values))
     return table(("stream", "memory", *(entry.name for entry in found.all)), rows)
 
@@ -384,7 +384,7 @@ def stream_name(column: MeasuredColumn) -> str:
     return next((title for kind, title in STREAMS.items() if f"boundary={kind}" in column.stream), "noise")
 
 
-def mean_of(standings: Standings, entry: Entry, column: MeasuredColumn) -> str:
+def mean_text(standings: Standings, entry: Entry, column: MeasuredColumn) -> str:
     number = standings.numbers[entry.name].get(column)
     return "-" if number is None else number_text(number.value.mean, "percent")
 
