@@ -21,7 +21,9 @@ from PIL import Image
 from ocil.data import Dataset, load
 from ocil.engines.job import Observer, Outcomes, not_started
 from ocil.experiments.estimate import MILLISECONDS
+from ocil.experiments.files import read
 from ocil.report.collect import collect
+from ocil.runs.config import resolve
 from tests.conftest import Script
 
 ROOT = Path(__file__).parents[1]
@@ -297,6 +299,29 @@ def test_the_cost_of_table_1_is_that_of_the_documentation(script: Script) -> Non
     table, total = script("benchmarks/table1_cost").split("\n\n")
     assert table in (ROOT / "docs/scale.md").read_text()
     assert re.fullmatch(r"\d+ runs, [\d.]+ GPU-hours\n", total)
+
+
+def test_cells_that_need_more_seeds_become_an_experiment(script: Script, tmp_path: Path) -> None:
+    only = "dataset=cifar10 method=afs,dvc review=true"
+    measured = ("afs", "cifar10", 200, 0), ("afs", "cifar10", 500, 0), ("afs", "cifar10", 500, 1)
+    for name, dataset, memory, seed in measured:
+        config = resolve(name, dataset, memory=memory, seed=seed, settings={"precision": "bf16"})
+        kept = Path(config.cell, f"seed-{seed}", "result.json")
+        (tmp_path / kept).parent.mkdir(parents=True)
+        (tmp_path / kept).write_bytes((ROOT / "results" / kept).read_bytes())
+    options = ("--only", only, "--seeds", 2, "--points", 90, "--out", "more.toml")
+    rows = [line.strip("| ").split(" | ") for line in script("benchmarks/wide_rows", ".", *options).splitlines()[2:]]
+    # AFS with memory 500 has both seeds.
+    assert [row[:5] for row in rows if row[1] == "afs"] == [
+        ["cifar10", "afs", "200", "-", "1"],
+        ["cifar10", "afs", "1000", "-", "2"],
+    ]
+    assert [row[1] for row in rows].count("dvc-rv") == 3
+    spent = [int(row[5]) for row in rows]
+    assert spent == sorted(spent)
+    cells = read(tmp_path / "more.toml").cells
+    assert [[cell.config.dataset, cell.label, str(cell.value("memory"))] for cell in cells] == [row[:3] for row in rows]
+    assert all(len(cell.configs) == 2 and cell.config.learner.precision == "bf16" for cell in cells)
 
 
 def idx(array: np.ndarray) -> bytes:
