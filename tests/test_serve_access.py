@@ -100,6 +100,23 @@ def test_a_token_can_be_withdrawn_and_a_broken_file_changes_nothing(
     assert access.admit(f"Bearer {third}", False, None).name == "third"
 
 
+def test_an_edit_is_noticed_once_its_file_can_be_used(tmp_path: Path) -> None:
+    """An editor may leave the file readable by everybody; ``chmod`` then changes neither its content nor its time."""
+    now = 0.0
+    file = tmp_path / "tokens.toml"
+    first, second = add_token(file, "first", "read"), add_token(file, "second", "read")
+    access = Access(file=file, clock=lambda: now)
+    file.write_text(file.read_text()[file.read_text().index('["second"]') :])
+    file.chmod(0o644)
+    now = 2.0
+    assert access.admit(f"Bearer {first}", False, None).name == "first"
+    file.chmod(0o600)
+    now = 4.0
+    with pytest.raises(RefusedError, match="send the token"):
+        access.admit(f"Bearer {first}", False, None)
+    assert access.admit(f"Bearer {second}", False, None).name == "second"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

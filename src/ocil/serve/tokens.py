@@ -137,12 +137,13 @@ class Access:
             logger.error("the tokens stay as they were: %s", error)
 
 
-def _stamp(file: Path | None) -> tuple[int, int] | None:
+def _stamp(file: Path | None) -> tuple[int, ...] | None:
+    """What changes when a file's content or its mode does: ``chmod`` leaves the time of the content as it was."""
     try:
         found = file.stat() if file is not None else None
     except OSError:
         return None
-    return None if found is None else (found.st_mtime_ns, found.st_ino)
+    return None if found is None else (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
 
 
 def refuse_readable(file: Path) -> None:
