@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ocil.errors import OcilError
+from ocil.files import write_bytes
 from ocil.online.model import Model
 from ocil.serve.limits import RefusedError
 from ocil.serve.service import Service
@@ -152,6 +153,28 @@ def test_ocil_token(ocil_command: Call, tmp_path: Path) -> None:
     assert found.digest == digest_of(token)
     assert "has a token camera already" in one_error(ocil_command("token", "camera", "--file", file))
     assert "is no name for a token" in one_error(ocil_command("token", "a b", "--file", file))
+
+
+def test_tokens_that_are_added_at_once_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "tokens.toml"
+    inside, gate = threading.Event(), threading.Event()
+
+    def slowly(path: Path, content: bytes) -> None:
+        if not inside.is_set():
+            inside.set()
+            gate.wait(SECONDS)
+        write_bytes(path, content)
+
+    monkeypatch.setattr("ocil.serve.tokens.write_bytes", slowly)
+    first, second = (threading.Thread(target=add_token, args=(file, name, "read")) for name in ("first", "second"))
+    first.start()
+    assert inside.wait(SECONDS)
+    second.start()
+    second.join(0.2)  # without a lock it would be done by now
+    gate.set()
+    for one in (first, second):
+        one.join(SECONDS)
+    assert [one.name for one in read_tokens(file)] == ["first", "second"]
 
 
 def test_rates_are_per_token_and_fill_up_again(tmp_path: Path) -> None:
