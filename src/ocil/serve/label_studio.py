@@ -90,7 +90,7 @@ class LabelStudio(ServiceThread):
         self.labelling = Labelling.of(service)
         self.failed: dict[str, str] = {}
         """Why annotations were given up, until they change or the service restarts."""
-        self._later: dict[str, tuple[int, float]] = {}  # tries, and when to try again
+        self._later: dict[str, tuple[int, float]] = {}  # tries, and when to try again; not of one that has just changed
         self._readers = ThreadPoolExecutor(READERS, "ocil-label-studio-read")
         self.labelling.open()
         service.attach(self)
@@ -168,8 +168,10 @@ class LabelStudio(ServiceThread):
 
     def _settle_all(self) -> None:
         for one in self.labelling.open().unsettled():
-            tries, when = self._later.get(one.name, (0, 0.0))
-            if self._stopping or one.name in self.failed or time.monotonic() < when:
+            if self._stopping or one.name in self.failed:
+                continue
+            tries, when = self._later.setdefault(one.name, (0, 0.0))
+            if time.monotonic() < when:
                 continue
             try:
                 self.labelling.open().settle(self._give_to_model(one))
@@ -177,12 +179,20 @@ class LabelStudio(ServiceThread):
             except Exception as error:  # one annotation must not keep the others from being learned
                 if not isinstance(error, RefusedError):
                     logger.exception("annotation %s of Label Studio", one.name)
-                busy = isinstance(error, RefusedError) and error.status in (429, 503)
-                self._later[one.name] = tries + (not busy), time.monotonic() + RETRY_SECONDS
-                if tries + 1 >= TRIES and not busy:
-                    self._later.pop(one.name)
-                    self.failed[one.name] = str(error)
-                    logger.warning("annotation %s of Label Studio is not learned: %s", one.name, error)
+                self._try_later(one.name, tries, error)
+
+    def _try_later(self, name: str, tries: int, error: Exception) -> None:
+        """Try again, or give up after so many tries. One that has changed since this try began is new: see ``want``."""
+        busy = isinstance(error, RefusedError) and error.status in (429, 503)
+        with self._changed:
+            if name not in self._later:
+                return
+            self._later[name] = tries + (not busy), time.monotonic() + RETRY_SECONDS
+            if tries + 1 < TRIES or busy:
+                return
+            self._later.pop(name)
+            self.failed[name] = str(error)
+        logger.warning("annotation %s of Label Studio is not learned: %s", name, error)
 
     def _give_to_model(self, one: Annotation) -> Annotation:
         """Have the model learn, correct or forget. The annotation as it then is."""
