@@ -239,6 +239,23 @@ def test_an_annotation_that_changes_while_it_is_tried_is_not_given_up(
     assert service.sample(1).label == "light"
 
 
+def test_an_annotation_that_comes_while_another_is_learned_does_not_wait(
+    service: Service, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ocil.serve.label_studio.RETRY_SECONDS", SECONDS)
+    studio = LabelStudio(service, TaskImages(web.address, (), service.limits))
+    give = studio._give_to_model
+
+    def interrupted(one: Any) -> Any:
+        if one.name == "4":
+            studio.want("5", "/data/image-5.png", "light")
+        return give(one)
+
+    monkeypatch.setattr(studio, "_give_to_model", interrupted)
+    studio.want("4", "/data/image-4.png", "dark")
+    until(lambda: service.writer.acknowledged == 2)
+
+
 def test_requests_that_are_none(service: Service, web: Web) -> None:
     LabelStudio(service, TaskImages(web.address, (), service.limits))
     client = TestClient(create_app(service), base_url=HERE)

@@ -91,6 +91,7 @@ class LabelStudio(ServiceThread):
         self.failed: dict[str, str] = {}
         """Why annotations were given up, until they change or the service restarts."""
         self._later: dict[str, tuple[int, float]] = {}  # tries, and when to try again; not of one that has just changed
+        self._woken = False  # an annotation has changed since the thread last looked
         self._readers = ThreadPoolExecutor(READERS, "ocil-label-studio-read")
         self.labelling.open()
         service.attach(self)
@@ -122,6 +123,7 @@ class LabelStudio(ServiceThread):
             with self._changed:
                 self._later.pop(name, None)
                 self.failed.pop(name, None)
+                self._woken = True
                 self._changed.notify_all()
         return changed
 
@@ -156,15 +158,16 @@ class LabelStudio(ServiceThread):
 
     def _run(self) -> None:
         while not self._stopping:
-            pause = RETRY_SECONDS
+            self._woken = False
             try:
                 self._settle_all()
             except RefusedError as error:
                 logger.warning("annotations of Label Studio wait: %s", error)
             with self._changed:
-                soonest = min((when for _, when in self._later.values()), default=time.monotonic() + pause)
-                if not self._stopping:
-                    self._changed.wait(max(0.05, min(pause, soonest - time.monotonic())))
+                now = time.monotonic()
+                soonest = min((when for _, when in self._later.values()), default=now + RETRY_SECONDS)
+                pause = max(0.05, min(RETRY_SECONDS, soonest - now))
+                self._changed.wait_for(lambda: self._stopping or self._woken, pause)
 
     def _settle_all(self) -> None:
         for one in self.labelling.open().unsettled():
