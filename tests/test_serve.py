@@ -27,6 +27,7 @@ from ocil.serve.futures import Waiters
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.metrics import Metrics
 from ocil.serve.predictor import Prediction
+from ocil.serve.records import Change, Cut, Record, SampleRecord
 from ocil.serve.service import Service
 from ocil.serve.snapshot import Snapshots
 from ocil.serve.statistics import UNKNOWN, WINDOW, Counts
@@ -303,6 +304,44 @@ def test_what_is_not_learned_when_it_stops_is_learned_after_the_start(tmp_path: 
         settle(service)
         assert service.trainer.position == 42
     assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
+
+
+def test_the_work_of_a_replay_grows_with_the_log_alone(tmp_path: Path) -> None:
+    """Not with the samples that wait at each cut or change."""
+    compared = 0
+
+    class Counted(int):
+        def __ge__(self, other: int) -> bool:
+            nonlocal compared
+            compared += 1
+            return int(self) >= other
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    inputs, most = pixels(0), 400
+    records: list[Record] = [SampleRecord(number, ("a",), inputs) for number in range(1, most + 1)]
+    records += [Change(n, "correct", sample=Counted(most + 1 - n), label="b") for n in range(1, most + 1)]
+    records += [Cut(Counted(last), most) for last in range(4, most + 1, 4)]
+    service = Service(Model(RECIPE, FORM), tmp_path)
+    trainer = service.trainer
+    service.log.replay = lambda: iter(records)
+    batches = []
+    for item in trainer._replay_log():
+        if isinstance(item, Change):
+            assert trainer._change_waiting(item)
+        else:
+            batches.append(item)
+    service.close()
+    assert [[sample.number for sample in batch] for batch in batches] == [
+        list(range(last - 3, last + 1)) for last in range(4, most + 1, 4)
+    ]
+    assert {sample.label for batch in batches for sample in batch} == {"b"}
+    assert compared < 5 * most
 
 
 def test_a_request_that_is_being_written_when_it_stops_is_acknowledged_and_learned(tmp_path: Path) -> None:

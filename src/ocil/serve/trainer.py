@@ -1,5 +1,6 @@
 """The thread that learns."""
 
+import itertools
 import logging
 import os
 import sys
@@ -91,8 +92,8 @@ class Trainer(ServiceThread):
         """What keeps learning from going on for now."""
         self.step_seconds = 1.0
         """How long a step takes, averaged over the last ones."""
-        self._ready: deque[NumberedSample] = deque()
-        self._pending: list[NumberedSample] = []  # while the log is replayed: samples that were read and not learned
+        self._ready: OrderedDict[int, NumberedSample] = OrderedDict()  # by number, in this order
+        self._pending: OrderedDict[int, NumberedSample] = OrderedDict()  # of the replay: those read and not learned
         self._changes: deque[Change] = deque()
         self._calls: deque[Callable[..., None]] = deque()
         self.waiters = Waiters(saved.position)
@@ -136,7 +137,7 @@ class Trainer(ServiceThread):
                 if isinstance(record, Change):
                     self._changes.append(record)
                 else:
-                    self._ready.extend(record.samples())
+                    self._ready |= {sample.number: sample for sample in record.samples()}
             self._changed.notify_all()
 
     @property
@@ -258,8 +259,9 @@ class Trainer(ServiceThread):
         never = self.log.recovered.unlearned  # learning would stop at them again before it came to the change
         for record in self.log.replay():
             if isinstance(record, SampleRecord):
-                samples = record.samples()
-                self._pending += [one._replace(inputs=None) if one.number in never else one for one in samples]
+                self._pending |= {
+                    one.number: one._replace(inputs=None) if one.number in never else one for one in record.samples()
+                }
             elif isinstance(record, Change) and record.number <= self.log.changes:
                 self._change_waiting(record)  # it was made, but its sample waits again
             elif isinstance(record, Change):
@@ -267,14 +269,15 @@ class Trainer(ServiceThread):
             else:
                 while changes and changes[0].number <= record.changes:
                     yield changes.popleft()
-                batch = [sample for sample in self._pending if sample.number <= record.last]
-                self._pending = self._pending[len(batch) :]
+                batch = []
+                while self._pending and next(iter(self._pending)) <= record.last:
+                    batch.append(self._pending.popitem(last=False)[1])
                 if batch:
                     yield batch
         with self._changed:
-            self._ready.extendleft(reversed(self._pending))
+            self._ready = self._pending | self._ready
             self._changes.extendleft(reversed(changes))
-            self._pending = []
+            self._pending = OrderedDict()
 
     def _next(self) -> list[NumberedSample] | Change:
         """The next change that waits, else up to a batch of the samples that are ready; none if the disk is too full to
@@ -283,8 +286,7 @@ class Trainer(ServiceThread):
         with self._changed:
             if self._changes:
                 return self._changes.popleft()
-            size = min(len(self._ready), self.model.recipe.batch_size)
-            batch = [self._ready[number] for number in range(size)]
+            batch = list(itertools.islice(self._ready.values(), self.model.recipe.batch_size))
         if not batch:
             return []
         try:  # not synced: a cut that is lost with the machine was not learned either
@@ -297,8 +299,8 @@ class Trainer(ServiceThread):
             return []
         self.trouble = None
         with self._changed:
-            for _ in batch:
-                self._ready.popleft()
+            for sample in batch:
+                del self._ready[sample.number]
         return batch
 
     def _make(self, change: Change) -> None:
@@ -329,10 +331,9 @@ class Trainer(ServiceThread):
         update = {"label": change.label} if change.action == "correct" else {"inputs": None}
         with self._changed:
             for samples in (self._pending, self._ready):
-                for place, sample in enumerate(samples):
-                    if sample.number == change.sample:
-                        samples[place] = sample._replace(**update)
-                        return True
+                if (sample := samples.get(change.sample)) is not None:
+                    samples[change.sample] = sample._replace(**update)
+                    return True
         return False
 
     def stop_if_late(self) -> None:
