@@ -679,6 +679,46 @@ def test_an_unexpected_error_stops_learning_alone(tmp_path: Path, caplog: pytest
         assert service.statistics.samples == 3
 
 
+@pytest.mark.parametrize(
+    ("part", "method", "thread", "reason"),
+    [
+        ("trainer", "_run_calls", "ocil-learn", "learning has stopped"),
+        ("writer", "_acknowledge", "ocil-write", "learning has stopped"),
+        ("predictor", "_predicted", "ocil-predict", "predicting has stopped"),
+    ],
+)
+def test_a_thread_that_breaks_says_so_and_leaves_nobody_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, part: str, method: str, thread: str, reason: str
+) -> None:
+    pytest.importorskip("fastapi")
+    from ocil.serve.health import not_ready
+
+    def broken(*_: Any) -> None:
+        raise KeyError("boom")
+
+    with running(tmp_path) as service:
+        send(service, "a")
+        settle(service)
+        assert not_ready([service]) is None
+        setattr(getattr(service, part), method, broken)
+        asks: dict[str, list[Callable[[], Future[Any]]]] = {
+            "trainer": [lambda: service.stored(1, 0, 1, 1), lambda: service.writer.submit(pixels(0), ["b"])],
+            "writer": [lambda: service.writer.submit(pixels(0), ["b"]), service.review],
+            "predictor": [lambda: service.predictor.ask(pixels(0))],
+        }
+        message = f"KeyError has ended the thread {thread}. Restart the service."
+        for ask in asks[part] * 2:  # while it breaks, and after that
+            with pytest.raises(RefusedError, match=message) as refused:
+                ask().result(SECONDS)
+            assert refused.value.status == 503
+        assert service.problem == message
+        assert not_ready([service]) == reason
+        assert "boom" in caplog.text
+    with running(tmp_path) as service:
+        settle(service)
+        assert service.statistics.samples == (2 if part == "writer" else 1)  # it was in the log
+
+
 def test_the_memory_is_shown_between_two_steps(tmp_path: Path) -> None:
     with running(tmp_path) as service:
         send(service, "a", "b", "a", "c")

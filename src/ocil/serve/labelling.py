@@ -72,6 +72,10 @@ class Labelling:
         """Finish what a crash left undone, and keep the order of the queue up to date from now on."""
         self._ranker.start()
 
+    @property
+    def broken(self) -> str | None:
+        return self._ranker.broken
+
     def open(self) -> Store:
         """The database, made with the first image."""
         with self._lock:

@@ -167,11 +167,18 @@ class Trainer(ServiceThread):
 
     def refuse_calls(self) -> None:
         """Refuse the calls that wait for the end of a step, now and from now on: a restore may take hours."""
+        self._refuse_calls(stopping())
+
+    def _refuse_calls(self, refusal: RefusedError) -> None:
         with self._changed:
             self._refusing = True
             calls, self._calls = self._calls, deque()
         for call in calls:
-            call(stopping())
+            call(refusal)
+
+    def _refuse_waiting(self, refusal: RefusedError) -> None:
+        self._fail(str(refusal))
+        self._refuse_calls(refusal)
 
     def _run(self) -> None:
         """The learning thread."""

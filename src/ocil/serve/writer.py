@@ -92,6 +92,7 @@ class Writer(ServiceThread):
         self.acknowledged = log.last
         """The number of the last sample that is acknowledged."""
         self._queue: deque[_QueuedRequest] = deque()
+        self._group: list[_QueuedRequest] = []  # those on their way to the disk
         self._unwritten = 0  # samples of requests in the queue or on their way to the disk
         self._unwritten_changes = 0
         self._failing = False  # the last requests could not be written; the log says so once
@@ -193,7 +194,7 @@ class Writer(ServiceThread):
                 self._changed.wait_for(lambda: self._queue or self._stopping)
                 if not self._queue:
                     return
-                group = self._take_group()
+                group = self._group = self._take_group()
             number, change = self.log.last + 1, self.log.last_change + 1
             records: list[SampleRecord | Change] = []
             for one in group:
@@ -210,6 +211,10 @@ class Writer(ServiceThread):
                 self._refuse_unwritten(group, error)
             else:
                 self._acknowledge(group, records)
+
+    def _refuse_waiting(self, refusal: RefusedError) -> None:
+        for one in (*self._group, *self._queue):
+            answer(one.receipt, refusal)
 
     def _take_group(self) -> list[_QueuedRequest]:
         group, size = [self._queue.popleft()], 0
