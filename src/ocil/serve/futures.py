@@ -39,6 +39,15 @@ async def result_of(future: "Future[T]") -> T:
     return await asyncio.shield(asyncio.wrap_future(future))
 
 
+async def result_in_time(wanted: "Future[T]", seconds: float) -> T:
+    """The result of a call of ``Trainer.between_steps``. It is withdrawn, and refused, if it does not come in time."""
+    try:
+        return await asyncio.wait_for(result_of(wanted), seconds)
+    except TimeoutError as error:
+        wanted.cancel()
+        raise RefusedError(503, "the learner is busy with a long step.", 5) from error
+
+
 def answer_all(answers: "Iterable[tuple[Future[T] | asyncio.Future[T], T | Exception]]") -> None:
     """Answer futures of threads and of event loops. A loop is woken once for all of its futures."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[T], T | Exception]]] = defaultdict(list)

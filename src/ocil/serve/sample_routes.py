@@ -16,10 +16,9 @@ from ocil.online.labels import encoded
 from ocil.serve.answers import Count, JsonLabel, Number, StrictRequest, Text
 from ocil.serve.bodies import read_small
 from ocil.serve.catalogue import SampleState
-from ocil.serve.futures import result_of
+from ocil.serve.futures import result_in_time, result_of
 from ocil.serve.guard import asked
 from ocil.serve.labels import BIGGEST_NUMBER, checked_label
-from ocil.serve.limits import RefusedError
 from ocil.serve.openapi import BODY, add_route, label_body
 from ocil.serve.pictures import as_png
 from ocil.serve.routes import Key
@@ -103,10 +102,7 @@ class SampleRoutes:
     async def find_sample(self, number: SampleNumber, with_input: WithInput = "false") -> FoundSample:
         """One sample, and whether the memory holds it."""
         known = self.service.sample(number)
-        try:
-            pixels = await asyncio.wait_for(result_of(self.service.stored_input(number)), self.limits.wait_seconds)
-        except TimeoutError as error:
-            raise RefusedError(503, "the learner is busy with a long step.", 5) from error
+        pixels = await result_in_time(self.service.stored_input(number), self.limits.wait_seconds)
         shown = _shown(pixels if with_input == "true" else None, self.service.vectors)
         return FoundSample(stored=pixels is not None, **shown, **self._described(known))
 

@@ -145,10 +145,15 @@ class Trainer(ServiceThread):
         return len(self._changes)
 
     def between_steps(self, function: Callable[[], T]) -> "Future[T]":
-        """Call ``function`` in the learning thread, when no step is under way. It may read the model."""
+        """Call ``function`` in the learning thread, when no step is under way. It may read the model.
+
+        To cancel the future withdraws the call, unless it is being made.
+        """
         found: Future[T] = Future()
 
         def call(refusal: RefusedError | None = None) -> None:
+            if found.cancelled():
+                return
             try:
                 answer(found, function() if refusal is None else refusal)
             except Exception as error:
