@@ -127,6 +127,11 @@ class Writer(ServiceThread):
         ``check`` may refuse a change that is not the repetition of an earlier one. The receipt comes once the change is
         synced to the disk; it is made before any later batch. Raises ``RefusedError``, as may the future.
         """
+        refusal = None
+        try:
+            check(change)  # now: it may wait for the disk, for which those who only submit samples must not
+        except RefusedError as error:
+            refusal = error
         with self._changed:
             if change.action == "correct":
                 change = replace(change, label=self._labels.meant([change.label])[0])
@@ -138,7 +143,8 @@ class Writer(ServiceThread):
             self._refuse(labels, 0, though_stopped=change.unlearned)
             if self._unwritten_changes + self.trainer.waiting_changes >= self.limits.queue:
                 raise RefusedError(429, f"{self.limits.queue} changes wait to be made, which is the most.", 1)
-            check(change)
+            if refusal is not None:
+                raise refusal
             self._unwritten_changes += 1
             return self._enqueue(_QueuedRequest(labels, None, change.key, change.digest, change))
 
