@@ -1,5 +1,6 @@
 """Samples of a service that are corrected and forgotten, and reviews that are asked for."""
 
+import errno
 import shutil
 import sqlite3
 import threading
@@ -236,8 +237,12 @@ def test_the_list_is_never_behind_the_model(tmp_path: Path, monkeypatch: pytest.
         assert [one.number for one in service.samples()] == [1, 2, 3, 4, 5, 6]
 
 
-def test_the_list_is_mended_when_the_disk_has_space_again(tmp_path: Path) -> None:
+def test_the_list_is_mended_when_the_disk_has_space_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit for which there is no space is taken back by SQLite: the log is kept until the list has all of it."""
+
+    def unreadable(path: Path) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
     with running(tmp_path, keep_log=False, save_seconds=1e9) as service:
         send(service, 4)
         base = service.catalogue._base
@@ -257,6 +262,10 @@ def test_the_list_is_mended_when_the_disk_has_space_again(tmp_path: Path) -> Non
         assert str(service.problem).count("disk is full") == 1
         assert service.samples() == []
         service.catalogue._base = base
+        with monkeypatch.context() as patch:  # the log cannot be read at the next attempt
+            patch.setattr("ocil.serve.segment.open_regular", unreadable)
+            service.trainer.between_steps(service.trainer.save).result(SECONDS)
+        assert "the list of samples cannot be mended: " in str(service.problem)
         send(service, 2, first=5)
         service.trainer.between_steps(service.trainer.save).result(SECONDS)
         assert service.problem is None
