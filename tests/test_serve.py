@@ -575,6 +575,38 @@ def test_a_model_that_cannot_be_saved_is_saved_later(tmp_path: Path, monkeypatch
     assert Model.load(tmp_path, "cpu").samples == 3
 
 
+def test_a_model_that_the_memory_is_too_small_to_save_is_saved_later(tmp_path: Path) -> None:
+    with running(tmp_path, save_seconds=0.01) as service:
+        save = service.model.save
+
+        def too_large(folder: Any) -> None:
+            raise MemoryError
+
+        service.model.save = too_large
+        send(service, "a")
+        wait_for(lambda: service.problem is not None)
+        assert (service.problem, service.failed) == ("the model could not be saved: MemoryError", None)
+        service.model.save = save
+        wait_for(lambda: service.problem is None)
+
+
+def test_a_log_that_cannot_be_deleted_is_deleted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is saved, and no other request comes."""
+
+    def failing(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with running(tmp_path, save_seconds=0.01, keep_log=False) as service:
+        with monkeypatch.context() as patch:
+            patch.setattr(service.log, "delete_covered_segments", failing)
+            send(service, "a")
+            wait_for(lambda: service.problem is not None)
+            assert "the log of what the saved model has learned could not be deleted: " in str(service.problem)
+            assert service.checkpoints.position == 1
+        wait_for(lambda: service.problem is None)
+        assert not service.log.segments()
+
+
 @pytest.mark.parametrize("lr", [1e30, 1e6])
 def test_a_loss_that_is_not_finite_stops_learning_alone(tmp_path: Path, lr: float) -> None:
     recipe = Recipe("er", memory=20, width=1, batch_size=4, settings={"lr": lr})

@@ -149,7 +149,7 @@ class Checkpoints:
         return (position, changes) != (self.position, self.changes)
 
     def due(self, position: int, changes: int) -> bool:
-        if not self.behind(position, changes):
+        if not (self.trouble or self.behind(position, changes)):
             return False
         late = time.monotonic() - self._tried_at >= self.seconds
         return late or self.model.batches - self._batches >= MOST_BATCHES
@@ -179,7 +179,8 @@ class Checkpoints:
 
         If a file cannot be written, the log is still there, and the next attempt follows later.
         """
-        started = self._tried_at = time.monotonic()
+        started, failed = time.monotonic(), "the model could not be saved"
+        self._tried_at = started
         try:
             self.log.sync()  # or a log that is kept could miss a cut that the checkpoint has
             self._commit_list()  # before the model: a start reads only what follows it in the log
@@ -187,13 +188,14 @@ class Checkpoints:
             self.model.save(self.folder)
             sync_folder(self.folder)
             self.position, self.changes, self._batches = note.position, note.changes, self.model.batches
+            failed = "the log of what the saved model has learned could not be deleted"
             self.log.forget_newest_if_saved(note.position, note.changes)
             if not self.keep_log:
                 needed = self.versions.needed_from
                 position = note.position if needed is None else min(note.position, max(0, needed - 1))
                 self.log.delete_covered_segments(position, note.changes)
             self.trouble = None
-        except (WriteError, DamagedError, OSError) as error:
-            self.trouble = f"the model could not be saved: {error}"
+        except (WriteError, DamagedError, OSError, MemoryError) as error:
+            self.trouble = f"{failed}: {str(error) or type(error).__name__}"
             logger.error(self.trouble)
         self.metrics.checkpoint_seconds.observe(time.monotonic() - started)
