@@ -575,6 +575,25 @@ def test_a_model_that_cannot_be_saved_is_saved_later(tmp_path: Path, monkeypatch
     assert Model.load(tmp_path, "cpu").samples == 3
 
 
+def test_a_save_that_fails_is_not_tried_after_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not when more batches were learned since than there may be between two checkpoints."""
+    monkeypatch.setattr("ocil.serve.checkpoints.MOST_BATCHES", 3)
+    tried: list[int] = []
+    with running(tmp_path, save_seconds=1000) as service:
+
+        def full(folder: Any) -> None:
+            tried.append(service.model.batches)
+            raise WriteError("cannot write: No space left on device.")
+
+        save, service.model.save = service.model.save, full
+        for label in "abcdefgh":
+            send(service, label)
+            settle(service)
+        service.trainer.between_steps(lambda: None).result(SECONDS)
+        assert tried == [3, 6]
+        service.model.save = save
+
+
 def test_a_model_that_the_memory_is_too_small_to_save_is_saved_later(tmp_path: Path) -> None:
     with running(tmp_path, save_seconds=0.01) as service:
         save = service.model.save
