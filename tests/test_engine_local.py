@@ -257,6 +257,20 @@ def test_a_run_that_ends_the_program_fails_alone(
     assert isinstance(fine, Result)
 
 
+def test_a_run_that_cannot_be_sent_fails_alone(runs: list[StreamRun], tmp_path: Path) -> None:
+    class Inside(StreamRun):
+        """Of a class that only this function has, as a class of settings may be."""
+
+    inside = Inside(runs[0].config)
+    workers = pool.WorkerPool([inside, runs[1]], job(tmp_path), 2, Observer())
+    ours, theirs = multiprocessing.Pipe()
+    workers.assign(ours, multiprocessing.get_context("spawn").Process())
+    assert theirs.recv() == runs[1]
+    assert workers.busy[ours][1] is runs[1]
+    assert "define and register it above that line, or in a plugin file" in str(workers.outcomes[inside.key])
+    assert "Inside" in str(workers.outcomes[inside.key])
+
+
 class OwnError(OcilError):
     def __init__(self, name: str, place: str) -> None:
         super().__init__(f"{name} is missing in {place}")  # pickle would make another one with this text alone
