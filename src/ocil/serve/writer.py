@@ -236,13 +236,11 @@ class Writer(ServiceThread):
         receipts = []
         with self._changed:
             for one, record in zip(group, records, strict=True):
-                if isinstance(record, Change):
-                    keys, keyed = self.change_keys, KeyedRequest(record.number, 1, record.digest)
-                else:
-                    keys, keyed = self.keys, KeyedRequest(record.first, len(record.labels), record.digest)
+                keyed = KeyedRequest.of(record)
+                if isinstance(record, SampleRecord):
                     self.acknowledged = record.last
                 if one.key is not None:
-                    keys.add(one.key, keyed)
+                    (self.change_keys if isinstance(record, Change) else self.keys).add(one.key, keyed)
                 receipts.append(Receipt(keyed.first, keyed.samples))
                 self._logged_labels.update(dict.fromkeys(one.labels))
             self._forget(group)
