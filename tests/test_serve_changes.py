@@ -27,6 +27,7 @@ from ocil.serve.log import Log
 from ocil.serve.records import Change, Cut, SampleRecord, parsed
 from ocil.serve.segment import DamagedError
 from ocil.serve.service import Service
+from ocil.serve.snapshot import Snapshots
 from ocil.serve.trainer import _TooLateError
 from tests.serving import FORM, SECONDS, picture, relearned, running
 
@@ -218,6 +219,32 @@ def test_changes_survive_a_crash_at_any_moment(tmp_path: Path, monkeypatch: pyte
         assert labels_in_memory(service)[1] == "c"
         assert 2 not in labels_in_memory(service)
     assert digest(relearned(folder).learner) == bits
+
+
+def test_changes_that_are_replayed_are_published_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are when they wait: a snapshot takes far longer than a correction."""
+    folder, killed = tmp_path / "a", tmp_path / "b"
+    with running(folder, save_seconds=1e9) as service:
+        send(service, 4)
+        with held_up(service):
+            for n in range(50):
+                service.correct(1 + n % 4, "abc"[n % 3]).result(SECONDS)
+        send(service, 1, first=5)
+        shutil.copytree(folder, killed)
+    published: list[int] = []
+    publish = Snapshots.publish
+
+    def counted(snapshots: Snapshots, probe: Any) -> Any:
+        published.append(snapshots.model.samples)
+        return publish(snapshots, probe)
+
+    monkeypatch.setattr(Snapshots, "publish", counted)
+    with running(killed) as service:
+        assert service.wait_for_change(50).result(SECONDS)
+        assert service.trainer.waiters.wait_for(5).result(SECONDS)
+        make(service, service.correct(5, "c"))
+        assert labels_in_memory(service)[5] == "c"
+    assert len(published) < 10
 
 
 def test_the_list_is_never_behind_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -316,7 +316,7 @@ class Trainer(ServiceThread):
         return batch
 
     def _make(self, change: Change) -> None:
-        """Make a change and publish it."""
+        """Make a change, and publish it unless more changes wait."""
         try:
             if change.action in ("correct", "forget", "review"):
                 waiting = self._change_waiting(change) or change.unlearned
@@ -331,7 +331,8 @@ class Trainer(ServiceThread):
         while len(self.outcomes) > OUTCOMES:
             self.outcomes.popitem(last=False)
         self._stale = True
-        if self.model.labels and not self._changes:
+        more = self._changes or change.number < self.log.recovered.last_change
+        if self.model.labels and not more:
             self._publish(self._blank())
         self.statistics = Statistics.of(self.model, self.position, self.counts)
         self.change_waiters.advance(self.changed)
