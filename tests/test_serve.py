@@ -849,6 +849,18 @@ def test_the_learning_thread_is_nicer_than_the_process(tmp_path: Path, monkeypat
     assert set_to == [19]
 
 
+def test_it_learns_where_no_priority_may_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("os.setpriority", forbidden, raising=False)
+    monkeypatch.setattr("os.getpriority", lambda *_: 0, raising=False)
+    with running(tmp_path) as service:
+        send(service, "a")
+        settle(service)
+
+
 def test_limits_are_checked() -> None:
     with pytest.raises(OcilError, match="classes = 0 must be more than 0"):
         Limits(classes=0)

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -191,7 +191,8 @@ class Trainer(ServiceThread):
         if sys.platform == "linux":  # there a thread has a priority of its own: predictions come first
             this = threading.get_native_id()
             # Relative to what the process has: to raise a priority again is not allowed to everybody.
-            os.setpriority(os.PRIO_PROCESS, this, min(19, os.getpriority(os.PRIO_PROCESS, this) + NICER))
+            with suppress(OSError):  # a sandbox may allow nobody to change it: then all threads are alike
+                os.setpriority(os.PRIO_PROCESS, this, min(19, os.getpriority(os.PRIO_PROCESS, this) + NICER))
         work = self._work()
         while self._wait_for_work():
             self._run_calls()
