@@ -170,20 +170,20 @@ class Trainer(ServiceThread):
         self.waiters.close()
         self.change_waiters.close()
 
-    def refuse_calls(self) -> None:
-        """Refuse the calls that wait for the end of a step, now and from now on: a restore may take hours."""
-        self._refuse_calls(stopping())
+    def refuse_calls(self, refusal: RefusedError | None = None) -> None:
+        """Refuse the calls that wait for the end of a step, now and from now on: a restore may take hours.
 
-    def _refuse_calls(self, refusal: RefusedError) -> None:
+        ``refusal``: why, if not because the service stops.
+        """
         with self._changed:
             self._refusing = True
             calls, self._calls = self._calls, deque()
         for call in calls:
-            call(refusal)
+            call(refusal or stopping())
 
     def _refuse_waiting(self, refusal: RefusedError) -> None:
         self._fail(str(refusal))
-        self._refuse_calls(refusal)
+        self.refuse_calls(refusal)
 
     def _run(self) -> None:
         """The learning thread."""
