@@ -2,6 +2,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -254,6 +255,60 @@ def test_a_run_that_ends_the_program_fails_alone(
     failed, fine = carry_out(runs[:2], job(tmp_path))
     assert "its code ends the program (test_engine_local.py, line" in str(failed)
     assert isinstance(fine, Result)
+
+
+def test_a_run_that_cannot_be_sent_fails_alone(runs: list[StreamRun], tmp_path: Path) -> None:
+    class Inside(StreamRun):
+        """Of a class that only this function has, as a class of settings may be."""
+
+    inside = Inside(runs[0].config)
+    workers = pool.WorkerPool([inside, runs[1]], job(tmp_path), 2, Observer())
+    ours, theirs = multiprocessing.Pipe()
+    workers.assign(ours, multiprocessing.get_context("spawn").Process())
+    assert theirs.recv() == runs[1]
+    assert workers.busy[ours][1] is runs[1]
+    assert "define and register it above that line, or in a plugin file" in str(workers.outcomes[inside.key])
+    assert "Inside" in str(workers.outcomes[inside.key])
+
+
+class OwnError(OcilError):
+    def __init__(self, name: str, place: str) -> None:
+        super().__init__(f"{name} is missing in {place}")  # pickle would make another one with this text alone
+
+
+class HeldError(OcilError):
+    def __init__(self) -> None:
+        super().__init__("the lock is held")
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OwnError("a file", "a folder"), "a file is missing in a folder"),
+        (HeldError(), "the lock is held"),
+        (OcilError(lambda: 0), "<function"),
+    ],
+)
+def test_an_error_that_cannot_be_sent_fails_its_run_only(
+    runs: list[StreamRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OcilError, message: str
+) -> None:
+    """What a worker sends must be readable for the process that started it, and the worker goes on."""
+
+    def learn(self: FineTune, x: torch.Tensor, y: torch.Tensor) -> None:
+        raise error
+
+    monkeypatch.setattr(FineTune, "learn", learn)
+    ours, theirs = multiprocessing.Pipe()
+    for task in (runs[0], runs[2], None):
+        ours.send(task)
+    pool._work(theirs, job(tmp_path), (), multiprocessing.get_context("spawn").Event())
+    events = []
+    while ours.poll():
+        events.append(ours.recv())
+    found = [event for event in events if not isinstance(event, Progress)]
+    assert [type(outcome) for outcome in found] == [OcilError] * 2
+    assert all(message in str(outcome) for outcome in found)
 
 
 def test_a_corrupt_result_fails_its_run_only(runs: list[StreamRun], tmp_path: Path) -> None:

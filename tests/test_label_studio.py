@@ -32,7 +32,7 @@ from starlette.testclient import TestClient
 
 from ocil.serve import label_studio_images
 from ocil.serve.app import create_app
-from ocil.serve.label_studio import LabelStudio, chosen, read_project
+from ocil.serve.label_studio import TRIES, LabelStudio, chosen, read_project
 from ocil.serve.label_studio_images import TaskImages
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
@@ -213,6 +213,47 @@ def test_a_webhook_is_on_the_disk_before_it_is_answered(
         client.post("/label-studio/webhook", json=annotation(4, "dark", "ANNOTATION_UPDATED"))
         until(lambda: not studio.waiting)
         assert (service.writer.acknowledged, service.sample(4).label) == (4, "dark")
+
+
+def test_an_annotation_that_changes_while_it_is_tried_is_not_given_up(
+    service: Service, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last try fails after a person has given another label, which was never tried."""
+    monkeypatch.setattr("ocil.serve.label_studio.RETRY_SECONDS", 0.02)
+    studio = LabelStudio(service, TaskImages(web.address, (), service.limits))
+    tried: list[Any] = []
+    give = studio._give_to_model
+
+    def failing(one: Any) -> Any:
+        tried.append(one.wanted)
+        if len(tried) == TRIES:
+            studio.want("4", None, "light")
+        if one.wanted == "dark":
+            raise RefusedError(422, "it cannot be read.")
+        return give(one)
+
+    monkeypatch.setattr(studio, "_give_to_model", failing)
+    studio.want("4", "/data/image-4.png", "dark")
+    until(lambda: not studio.waiting)
+    assert (studio.failed, tried) == ({}, ["dark"] * TRIES + ["light"])
+    assert service.sample(1).label == "light"
+
+
+def test_an_annotation_that_comes_while_another_is_learned_does_not_wait(
+    service: Service, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ocil.serve.label_studio.RETRY_SECONDS", SECONDS)
+    studio = LabelStudio(service, TaskImages(web.address, (), service.limits))
+    give = studio._give_to_model
+
+    def interrupted(one: Any) -> Any:
+        if one.name == "4":
+            studio.want("5", "/data/image-5.png", "light")
+        return give(one)
+
+    monkeypatch.setattr(studio, "_give_to_model", interrupted)
+    studio.want("4", "/data/image-4.png", "dark")
+    until(lambda: service.writer.acknowledged == 2)
 
 
 def test_requests_that_are_none(service: Service, web: Web) -> None:

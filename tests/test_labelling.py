@@ -351,6 +351,19 @@ def test_images_that_were_labelled_make_room_and_waiting_ones_do_not(tmp_path: P
             assert labelling.add([content(10)]) == (0, 1)  # it was labelled: it does not come again
 
 
+def test_images_that_come_again_take_no_room(tmp_path: Path) -> None:
+    with running(tmp_path, limits=Limits(label_images=3)) as service:
+        labelling = Labelling.of(service)
+        images = [content(10 * n) for n in range(3)]
+        labelling.add(images)
+        labelling.label(1, "a")
+        labelling.label(2, "a")
+        assert labelling.add(images) == (0, 3)
+        assert labelling.of_class("a", 0, 9)[0] == 2
+        assert labelling.add([images[0], content(99), content(99)]) == (1, 2)
+        assert [one.number for one in labelling.of_class("a", 0, 9)[1]] == [2]
+
+
 def test_a_damaged_or_foreign_database_is_reported(tmp_path: Path) -> None:
     with running(tmp_path) as service:
         Labelling.of(service).add([content(0)])

@@ -27,6 +27,7 @@ from ocil.serve.futures import Waiters
 from ocil.serve.limits import Limits, RefusedError
 from ocil.serve.metrics import Metrics
 from ocil.serve.predictor import Prediction
+from ocil.serve.records import Change, Cut, Record, SampleRecord
 from ocil.serve.service import Service
 from ocil.serve.snapshot import Snapshots
 from ocil.serve.statistics import UNKNOWN, WINDOW, Counts
@@ -305,6 +306,44 @@ def test_what_is_not_learned_when_it_stops_is_learned_after_the_start(tmp_path: 
     assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
 
 
+def test_the_work_of_a_replay_grows_with_the_log_alone(tmp_path: Path) -> None:
+    """Not with the samples that wait at each cut or change."""
+    compared = 0
+
+    class Counted(int):
+        def __ge__(self, other: int) -> bool:
+            nonlocal compared
+            compared += 1
+            return int(self) >= other
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    inputs, most = pixels(0), 400
+    records: list[Record] = [SampleRecord(number, ("a",), inputs) for number in range(1, most + 1)]
+    records += [Change(n, "correct", sample=Counted(most + 1 - n), label="b") for n in range(1, most + 1)]
+    records += [Cut(Counted(last), most) for last in range(4, most + 1, 4)]
+    service = Service(Model(RECIPE, FORM), tmp_path)
+    trainer = service.trainer
+    service.log.replay = lambda: iter(records)
+    batches = []
+    for item in trainer._replay_log():
+        if isinstance(item, Change):
+            assert trainer._change_waiting(item)
+        else:
+            batches.append(item)
+    service.close()
+    assert [[sample.number for sample in batch] for batch in batches] == [
+        list(range(last - 3, last + 1)) for last in range(4, most + 1, 4)
+    ]
+    assert {sample.label for batch in batches for sample in batch} == {"b"}
+    assert compared < 5 * most
+
+
 def test_a_request_that_is_being_written_when_it_stops_is_acknowledged_and_learned(tmp_path: Path) -> None:
     with running(tmp_path) as service:
         append = service.log.append
@@ -536,6 +575,57 @@ def test_a_model_that_cannot_be_saved_is_saved_later(tmp_path: Path, monkeypatch
     assert Model.load(tmp_path, "cpu").samples == 3
 
 
+def test_a_save_that_fails_is_not_tried_after_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not when more batches were learned since than there may be between two checkpoints."""
+    monkeypatch.setattr("ocil.serve.checkpoints.MOST_BATCHES", 3)
+    tried: list[int] = []
+    with running(tmp_path, save_seconds=1000) as service:
+
+        def full(folder: Any) -> None:
+            tried.append(service.model.batches)
+            raise WriteError("cannot write: No space left on device.")
+
+        save, service.model.save = service.model.save, full
+        for label in "abcdefgh":
+            send(service, label)
+            settle(service)
+        service.trainer.between_steps(lambda: None).result(SECONDS)
+        assert tried == [3, 6]
+        service.model.save = save
+
+
+def test_a_model_that_the_memory_is_too_small_to_save_is_saved_later(tmp_path: Path) -> None:
+    with running(tmp_path, save_seconds=0.01) as service:
+        save = service.model.save
+
+        def too_large(folder: Any) -> None:
+            raise MemoryError
+
+        service.model.save = too_large
+        send(service, "a")
+        wait_for(lambda: service.problem is not None)
+        assert (service.problem, service.failed) == ("the model could not be saved: MemoryError", None)
+        service.model.save = save
+        wait_for(lambda: service.problem is None)
+
+
+def test_a_log_that_cannot_be_deleted_is_deleted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is saved, and no other request comes."""
+
+    def failing(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with running(tmp_path, save_seconds=0.01, keep_log=False) as service:
+        with monkeypatch.context() as patch:
+            patch.setattr(service.log, "delete_covered_segments", failing)
+            send(service, "a")
+            wait_for(lambda: service.problem is not None)
+            assert "the log of what the saved model has learned could not be deleted: " in str(service.problem)
+            assert service.checkpoints.position == 1
+        wait_for(lambda: service.problem is None)
+        assert not service.log.segments()
+
+
 @pytest.mark.parametrize("lr", [1e30, 1e6])
 def test_a_loss_that_is_not_finite_stops_learning_alone(tmp_path: Path, lr: float) -> None:
     recipe = Recipe("er", memory=20, width=1, batch_size=4, settings={"lr": lr})
@@ -640,6 +730,46 @@ def test_an_unexpected_error_stops_learning_alone(tmp_path: Path, caplog: pytest
         assert service.statistics.samples == 3
 
 
+@pytest.mark.parametrize(
+    ("part", "method", "thread", "reason"),
+    [
+        ("trainer", "_run_calls", "ocil-learn", "learning has stopped"),
+        ("writer", "_acknowledge", "ocil-write", "learning has stopped"),
+        ("predictor", "_predicted", "ocil-predict", "predicting has stopped"),
+    ],
+)
+def test_a_thread_that_breaks_says_so_and_leaves_nobody_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, part: str, method: str, thread: str, reason: str
+) -> None:
+    pytest.importorskip("fastapi")
+    from ocil.serve.health import not_ready
+
+    def broken(*_: Any) -> None:
+        raise KeyError("boom")
+
+    with running(tmp_path) as service:
+        send(service, "a")
+        settle(service)
+        assert not_ready([service]) is None
+        setattr(getattr(service, part), method, broken)
+        asks: dict[str, list[Callable[[], Future[Any]]]] = {
+            "trainer": [lambda: service.stored(1, 0, 1, 1), lambda: service.writer.submit(pixels(0), ["b"])],
+            "writer": [lambda: service.writer.submit(pixels(0), ["b"]), service.review],
+            "predictor": [lambda: service.predictor.ask(pixels(0))],
+        }
+        message = f"KeyError has ended the thread {thread}. Restart the service."
+        for ask in asks[part] * 2:  # while it breaks, and after that
+            with pytest.raises(RefusedError, match=message) as refused:
+                ask().result(SECONDS)
+            assert refused.value.status == 503
+        assert service.problem == message
+        assert not_ready([service]) == reason
+        assert "boom" in caplog.text
+    with running(tmp_path) as service:
+        settle(service)
+        assert service.statistics.samples == (2 if part == "writer" else 1)  # it was in the log
+
+
 def test_the_memory_is_shown_between_two_steps(tmp_path: Path) -> None:
     with running(tmp_path) as service:
         send(service, "a", "b", "a", "c")
@@ -717,6 +847,18 @@ def test_the_learning_thread_is_nicer_than_the_process(tmp_path: Path, monkeypat
         send(service, "a")
         settle(service)
     assert set_to == [19]
+
+
+def test_it_learns_where_no_priority_may_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: int) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("os.setpriority", forbidden, raising=False)
+    monkeypatch.setattr("os.getpriority", lambda *_: 0, raising=False)
+    with running(tmp_path) as service:
+        send(service, "a")
+        settle(service)
 
 
 def test_limits_are_checked() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ocil.errors import OcilError
+from ocil.files import write_bytes
 from ocil.online.model import Model
 from ocil.serve.limits import RefusedError
 from ocil.serve.service import Service
@@ -100,6 +101,23 @@ def test_a_token_can_be_withdrawn_and_a_broken_file_changes_nothing(
     assert access.admit(f"Bearer {third}", False, None).name == "third"
 
 
+def test_an_edit_is_noticed_once_its_file_can_be_used(tmp_path: Path) -> None:
+    """An editor may leave the file readable by everybody; ``chmod`` then changes neither its content nor its time."""
+    now = 0.0
+    file = tmp_path / "tokens.toml"
+    first, second = add_token(file, "first", "read"), add_token(file, "second", "read")
+    access = Access(file=file, clock=lambda: now)
+    file.write_text(file.read_text()[file.read_text().index('["second"]') :])
+    file.chmod(0o644)
+    now = 2.0
+    assert access.admit(f"Bearer {first}", False, None).name == "first"
+    file.chmod(0o600)
+    now = 4.0
+    with pytest.raises(RefusedError, match="send the token"):
+        access.admit(f"Bearer {first}", False, None)
+    assert access.admit(f"Bearer {second}", False, None).name == "second"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -135,6 +153,28 @@ def test_ocil_token(ocil_command: Call, tmp_path: Path) -> None:
     assert found.digest == digest_of(token)
     assert "has a token camera already" in one_error(ocil_command("token", "camera", "--file", file))
     assert "is no name for a token" in one_error(ocil_command("token", "a b", "--file", file))
+
+
+def test_tokens_that_are_added_at_once_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "tokens.toml"
+    inside, gate = threading.Event(), threading.Event()
+
+    def slowly(path: Path, content: bytes) -> None:
+        if not inside.is_set():
+            inside.set()
+            gate.wait(SECONDS)
+        write_bytes(path, content)
+
+    monkeypatch.setattr("ocil.serve.tokens.write_bytes", slowly)
+    first, second = (threading.Thread(target=add_token, args=(file, name, "read")) for name in ("first", "second"))
+    first.start()
+    assert inside.wait(SECONDS)
+    second.start()
+    second.join(0.2)  # without a lock it would be done by now
+    gate.set()
+    for one in (first, second):
+        one.join(SECONDS)
+    assert [one.name for one in read_tokens(file)] == ["first", "second"]
 
 
 def test_rates_are_per_token_and_fill_up_again(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Samples of a service that are corrected and forgotten, and reviews that are asked for."""
 
+import errno
 import shutil
 import sqlite3
 import threading
@@ -26,6 +27,7 @@ from ocil.serve.log import Log
 from ocil.serve.records import Change, Cut, SampleRecord, parsed
 from ocil.serve.segment import DamagedError
 from ocil.serve.service import Service
+from ocil.serve.snapshot import Snapshots
 from ocil.serve.trainer import _TooLateError
 from tests.serving import FORM, SECONDS, picture, relearned, running
 
@@ -219,6 +221,32 @@ def test_changes_survive_a_crash_at_any_moment(tmp_path: Path, monkeypatch: pyte
     assert digest(relearned(folder).learner) == bits
 
 
+def test_changes_that_are_replayed_are_published_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are when they wait: a snapshot takes far longer than a correction."""
+    folder, killed = tmp_path / "a", tmp_path / "b"
+    with running(folder, save_seconds=1e9) as service:
+        send(service, 4)
+        with held_up(service):
+            for n in range(50):
+                service.correct(1 + n % 4, "abc"[n % 3]).result(SECONDS)
+        send(service, 1, first=5)
+        shutil.copytree(folder, killed)
+    published: list[int] = []
+    publish = Snapshots.publish
+
+    def counted(snapshots: Snapshots, probe: Any) -> Any:
+        published.append(snapshots.model.samples)
+        return publish(snapshots, probe)
+
+    monkeypatch.setattr(Snapshots, "publish", counted)
+    with running(killed) as service:
+        assert service.wait_for_change(50).result(SECONDS)
+        assert service.trainer.waiters.wait_for(5).result(SECONDS)
+        make(service, service.correct(5, "c"))
+        assert labels_in_memory(service)[5] == "c"
+    assert len(published) < 10
+
+
 def test_the_list_is_never_behind_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process is killed right after the model was saved. A start reads only what follows the model in the log."""
     folder, killed = tmp_path / "a", tmp_path / "b"
@@ -236,8 +264,12 @@ def test_the_list_is_never_behind_the_model(tmp_path: Path, monkeypatch: pytest.
         assert [one.number for one in service.samples()] == [1, 2, 3, 4, 5, 6]
 
 
-def test_the_list_is_mended_when_the_disk_has_space_again(tmp_path: Path) -> None:
+def test_the_list_is_mended_when_the_disk_has_space_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit for which there is no space is taken back by SQLite: the log is kept until the list has all of it."""
+
+    def unreadable(path: Path) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
     with running(tmp_path, keep_log=False, save_seconds=1e9) as service:
         send(service, 4)
         base = service.catalogue._base
@@ -257,6 +289,10 @@ def test_the_list_is_mended_when_the_disk_has_space_again(tmp_path: Path) -> Non
         assert str(service.problem).count("disk is full") == 1
         assert service.samples() == []
         service.catalogue._base = base
+        with monkeypatch.context() as patch:  # the log cannot be read at the next attempt
+            patch.setattr("ocil.serve.segment.open_regular", unreadable)
+            service.trainer.between_steps(service.trainer.save).result(SECONDS)
+        assert "the list of samples cannot be mended: " in str(service.problem)
         send(service, 2, first=5)
         service.trainer.between_steps(service.trainer.save).result(SECONDS)
         assert service.problem is None

@@ -1,5 +1,6 @@
 """Samples, versions, the held-out set and backups over HTTP."""
 
+import asyncio
 import io
 import tarfile
 from collections.abc import Iterator
@@ -129,3 +130,23 @@ def test_a_backup(client: Any) -> None:
     assert answer.headers["content-type"] == "application/x-tar"
     with tarfile.open(fileobj=io.BytesIO(answer.content)) as archive:
         assert {FILE, "samples.sqlite"} <= set(archive.getnames())
+
+
+def test_no_request_waits_while_another_one_reads_the_list(
+    client: Any, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list may wait for the disk: not in the event loop, and not while samples cannot be submitted."""
+    number = client.post("/learn?wait=true", json=as_json((png(picture(7)), "a"))).json()["first"]
+    found = service.catalogue.sample
+    places: list[tuple[bool, bool]] = []
+
+    def noted(wanted: int) -> Any:
+        places.append((asyncio._get_running_loop() is not None, vars(service.writer._changed)["_is_owned"]()))
+        return found(wanted)
+
+    monkeypatch.setattr(service.catalogue, "sample", noted)
+    assert client.get(f"/samples/{number}").status_code == 200
+    assert client.put(f"/samples/{number}", json={"label": "b"}).status_code == 200
+    assert client.delete(f"/samples/{number}").status_code == 200
+    assert len(places) == 5
+    assert set(places) == {(False, False)}

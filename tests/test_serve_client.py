@@ -170,6 +170,17 @@ def test_labels_may_be_numbers_of_numpy_and_one_label_stands_alone(tmp_path: Pat
     assert [[sample["label"] for sample in request[3]["samples"]] for request in seen] == [[3, 4], ["robin"]]
 
 
+def test_inputs_may_come_from_a_generator() -> None:
+    rows = np.array([[1.0, 2.0], [3.0, 4.0]])
+    with scripted(*[(200, {}, {"predictions": []})] * 3) as (address, seen), Client(address) as client:
+        client.predict(row for row in rows)
+        client.predict(iter([b"a", b"b"]))
+        client.learn((row for row in rows), (label for label in "ab"))
+    assert seen[0][3] == {"vectors": rows.tolist()}
+    assert seen[1][3] == {"images": ["YQ==", "Yg=="]}
+    assert [sample["vector"] for sample in seen[2][3]["samples"]] == rows.tolist()
+
+
 def test_it_needs_the_standard_library_alone() -> None:
     code = (
         "import sys\n"

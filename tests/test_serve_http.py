@@ -566,8 +566,13 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
         service.model.learn = lambda *what: (gate.wait(300), learn(*what))[1]
         answer = client.post("/learn?wait=true", **form((0, "a")))
         assert (answer.status_code, answer.json()["applied"], answer.json()["first"]) == (200, False, 1)
+        made: list[int] = []
+        service.stored_input = lambda number: service.trainer.between_steps(lambda: made.append(number))
         refused(client.get("/memory"), 503, "long step")
+        refused(client.get("/samples/1"), 503, "long step")
         gate.set()
+        service.trainer.between_steps(lambda: None).result(300)
+        assert made == []  # what is not waited for any more is not done
 
 
 def test_learning_that_failed_is_reported(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from filelock import lock_descriptor
+from filelock import FileLock, Timeout, lock_descriptor
 
 from ocil.errors import InUseError, OcilError, WriteError
 
@@ -230,6 +230,24 @@ def locked(folder: Path, elsewhere: str, taken: str) -> Iterator[None]:
                 (folder / LOCK).unlink()  # while it is held: a process that waits for it will see that it is gone
                 _remove_empty(made)
         os.close(descriptor)
+
+
+@contextmanager
+def alone_at(path: Path, seconds: float) -> Iterator[None]:
+    """Keep other processes that work at the same file out of the block: wait for them, but no longer than ``seconds``.
+
+    Where locks do not work the block is entered all the same.
+    """
+    lock = FileLock(f"{path}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=seconds)
+    except (OSError, NotImplementedError, Timeout):
+        pass
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def is_locked(folder: Path) -> bool:

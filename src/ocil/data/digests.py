@@ -3,15 +3,13 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from ocil.data.places import cache_dir
 from ocil.errors import OcilError
-from ocil.files import read_regular, write_bytes
+from ocil.files import alone_at, read_regular, write_bytes
 
 WAIT_SECONDS = 600.0  # for another process that computes the same digest
 SETTLED_SECONDS = 2.0  # a file that was changed so recently may change again without a new time
@@ -28,7 +26,7 @@ def remembered(path: Path, compute: Callable[[], str]) -> str:
     state = _state(path)
     if (known := _known(record, state)) is not None:
         return known
-    with _alone(record):
+    with alone_at(record, WAIT_SECONDS):
         if (known := _known(record, state)) is not None:
             return known
         digest = compute()
@@ -52,18 +50,3 @@ def _known(record: Path, state: dict[str, int]) -> str | None:
         return str(content["digest"]) if same else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-@contextmanager
-def _alone(record: Path) -> Iterator[None]:
-    """Keep other processes out of the block, if locks work here and nobody holds this one for very long."""
-    lock = FileLock(f"{record}.lock")
-    try:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=WAIT_SECONDS)
-    except (OSError, NotImplementedError, Timeout):
-        pass
-    try:
-        yield
-    finally:
-        lock.release()

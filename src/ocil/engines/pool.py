@@ -8,6 +8,7 @@ depend on how many run at the same time.
 import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -119,14 +120,18 @@ class WorkerPool(RunQueue):
         self.assign(ours, process)
 
     def assign(self, connection: "WorkerConnection", process: "SpawnProcess") -> None:
-        if not self.waiting:
-            self.busy.pop(connection, None)
-            _send(connection, None)
-            process.join()
-            return
-        run = self.waiting.popleft()
-        self.busy[connection] = (process, run)
-        _send(connection, run)
+        """Give a worker its next run; end it if there is none."""
+        while self.waiting:
+            run = self.waiting.popleft()
+            self.busy[connection] = (process, run)
+            try:
+                _send(connection, run)
+                return
+            except (AttributeError, pickle.PicklingError) as error:  # its settings are of a class inside a function
+                self.settle(run, _not_here(f"{error}."))
+        self.busy.pop(connection, None)
+        _send(connection, None)
+        process.join()
 
     def receive(self, connection: "WorkerConnection") -> None:
         process, run = self.busy[connection]

@@ -4,6 +4,7 @@ An engine uses a run and nothing below it: configuration, folder, lock, data, ne
 protocol. ``StreamRun`` is a class-incremental run; ``ocil.longtail.runs`` has the two kinds of the long-tailed study.
 """
 
+import pickle
 import time
 import traceback
 from abc import abstractmethod
@@ -233,13 +234,16 @@ class Run(Protocol):
         return OcilError(f"{self.cell} does not fit on the device: {self.advice}.")
 
     def failed(self, error: Exception | SystemExit) -> Exception:
-        """The error as one line for a person. An ``OcilError`` is returned unchanged."""
+        """The error as one line for a person, in a form that other processes can read.
+
+        An ``OcilError`` is returned unchanged, unless it is of a class of the user's own: then its message is kept.
+        """
         if isinstance(error, SystemExit):
             return OcilError(
                 f"{self.name}: its code ends the program ({code_location(error)}): raise an error instead."
             )
         if isinstance(error, OcilError | Interrupted):
-            return error
+            return error if _is_readable_elsewhere(error) else OcilError(str(error))
         if out_of_memory(error):
             return self.does_not_fit()
         said = str(error).strip()
@@ -273,6 +277,18 @@ def code_location(error: BaseException) -> str:
     own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(folder) for folder in libraries)]
     frame = (own or frames)[-1]
     return f"{Path(frame.filename).name}, line {frame.lineno}"
+
+
+def _is_readable_elsewhere(error: Exception) -> bool:
+    """Whether the process that waits for a worker can read this error.
+
+    A class of the user's own may need more than its message to be made again, or be one that the other process lacks.
+    """
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 # it was made here
+    except Exception:  # pickle passes on whatever the error's own class raises
+        return False
+    return type(error).__module__.startswith("ocil.")
 
 
 def out_of_memory(error: Exception) -> bool:

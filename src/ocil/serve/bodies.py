@@ -23,6 +23,7 @@ from ocil.serve.vectors import decode_vectors
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
+JSON, FORM = "application/json", "multipart/form-data"
 SMALL_BYTES = 2**16  # of a request without images
 LABEL_KINDS = f"a label is text of at least one character, or a whole number within ±{BIGGEST_NUMBER}"
 
@@ -74,14 +75,14 @@ async def read_body(
     ``take``: what a lease of the budget gives. ``learning``: each input must have a label. ``vectors``: how many
     numbers a vector has, for a model that takes vectors.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind not in ("application/json", "multipart/form-data"):
-        raise RefusedError(415, "send multipart/form-data or application/json.")
-    if kind == "multipart/form-data" and vectors is not None:
+    kind = _media_type(request)
+    if kind not in (JSON, FORM):
+        raise RefusedError(415, f"send {FORM} or {JSON}.")
+    if kind == FORM and vectors is not None:
         raise _wrong_kind(vectors)
     stream = _bounded(request, limits, take)
     async with _arriving(limits):
-        if kind == "multipart/form-data":
+        if kind == FORM:
             return await _read_form(request.headers, stream, limits, partial(_sorted_out, learning=learning))
         content = b"".join([chunk async for chunk in stream])
     return await asyncio.to_thread(_read_json, content, limits, learning, vectors)
@@ -89,8 +90,8 @@ async def read_body(
 
 async def read_files(request: Request, limits: Limits, take: Callable[[int], None]) -> list[tuple[str, bytes]]:
     """Name and content of each file of a form, all in fields called ``image``. Limits as for ``read_body``."""
-    if not request.headers.get("content-type", "").strip().lower().startswith("multipart/form-data"):
-        raise RefusedError(415, "send multipart/form-data.")
+    if _media_type(request) != FORM:
+        raise RefusedError(415, f"send {FORM}.")
     async with _arriving(limits):
         files = await _read_form(request.headers, _bounded(request, limits, take), limits, _named_files)
     if not 0 < len(files) <= limits.batch:
@@ -106,8 +107,8 @@ async def read_small(
     most: int = SMALL_BYTES,
 ) -> M:
     """JSON of at most ``most`` bytes, as a model of it."""
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise RefusedError(415, "send application/json.")
+    if _media_type(request) != JSON:
+        raise RefusedError(415, f"send {JSON}.")
     async with _arriving(limits):
         stream = _bounded(request, replace(limits, body_bytes=most), take)
         content = b"".join([chunk async for chunk in stream])
@@ -116,6 +117,11 @@ async def read_small(
         return found
     except ValidationError as error:
         raise RefusedError(422, explained(error.errors(include_url=False, include_input=False))) from error
+
+
+def _media_type(request: Request) -> str:
+    given: str = request.headers.get("content-type", "")
+    return given.partition(";")[0].strip().lower()
 
 
 @asynccontextmanager

@@ -91,7 +91,10 @@ class Catalogue:
     def mend(self, records: Iterable[Record]) -> None:
         """Try again to add what could not be added. ``records``: all that the log has."""
         self.broken = None
-        self.add(records)
+        try:
+            self.add(records)
+        except (OcilError, OSError) as error:  # the log cannot be read for now
+            self.broken = f"the list of samples cannot be mended: {error}"
 
     def _break(self, error: sqlite3.Error) -> None:
         self.broken = f"the list of samples cannot be written: {error}. It is tried again when the model is saved."

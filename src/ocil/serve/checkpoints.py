@@ -142,17 +142,17 @@ class Checkpoints:
         """The numbers of the last sample and of the last change in the saved model."""
         self.trouble: str | None = None
         """Why the last attempt failed."""
-        self._tried_at, self._batches = time.monotonic(), model.batches
+        self._tried_at, self._tried_batches = time.monotonic(), model.batches
 
     def behind(self, position: int, changes: int) -> bool:
         """Whether the saved model lacks samples or changes up to these."""
         return (position, changes) != (self.position, self.changes)
 
     def due(self, position: int, changes: int) -> bool:
-        if not self.behind(position, changes):
+        if not (self.trouble or self.behind(position, changes)):
             return False
         late = time.monotonic() - self._tried_at >= self.seconds
-        return late or self.model.batches - self._batches >= MOST_BATCHES
+        return late or self.model.batches - self._tried_batches >= MOST_BATCHES
 
     def note(self, position: int, counts: Counts, changes: int, scored: Scored) -> Note:
         """What is to be known of the model beside it, after these samples and changes."""
@@ -179,21 +179,23 @@ class Checkpoints:
 
         If a file cannot be written, the log is still there, and the next attempt follows later.
         """
-        started = self._tried_at = time.monotonic()
+        started, failed = time.monotonic(), "the model could not be saved"
+        self._tried_at, self._tried_batches = started, self.model.batches
         try:
             self.log.sync()  # or a log that is kept could miss a cut that the checkpoint has
             self._commit_list()  # before the model: a start reads only what follows it in the log
             self.model.note[NOTE] = note.to_json()
             self.model.save(self.folder)
             sync_folder(self.folder)
-            self.position, self.changes, self._batches = note.position, note.changes, self.model.batches
+            self.position, self.changes = note.position, note.changes
+            failed = "the log of what the saved model has learned could not be deleted"
             self.log.forget_newest_if_saved(note.position, note.changes)
             if not self.keep_log:
                 needed = self.versions.needed_from
                 position = note.position if needed is None else min(note.position, max(0, needed - 1))
                 self.log.delete_covered_segments(position, note.changes)
             self.trouble = None
-        except (WriteError, DamagedError, OSError) as error:
-            self.trouble = f"the model could not be saved: {error}"
+        except (WriteError, DamagedError, OSError, MemoryError) as error:
+            self.trouble = f"{failed}: {str(error) or type(error).__name__}"
             logger.error(self.trouble)
         self.metrics.checkpoint_seconds.observe(time.monotonic() - started)

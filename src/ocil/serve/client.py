@@ -146,8 +146,7 @@ def _key(given: str = "") -> dict[str, str]:
 
 def _encoded(inputs: Any) -> tuple[str, list[Any]]:
     """The name of inputs in JSON, and their form there."""
-    if isinstance(inputs, str | bytes | os.PathLike):
-        inputs = [inputs]
+    inputs = [inputs] if isinstance(inputs, str | bytes | os.PathLike) else list(inputs)
     if all(isinstance(one, str | bytes | os.PathLike) for one in inputs):
         return "image", [base64.b64encode(_content(one)).decode() for one in inputs]
     return "vector", [one.tolist() if hasattr(one, "tolist") else list(one) for one in inputs]

@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import itertools
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -13,6 +14,8 @@ from typing import Any, TypeVar
 from ocil.serve.limits import RefusedError
 
 T = TypeVar("T")
+
+logger = logging.getLogger("ocil.serve")
 
 
 def answer(future: "Future[T]", found: T | Exception) -> None:
@@ -34,6 +37,15 @@ async def in_pool(pool: ThreadPoolExecutor, function: Callable[..., T], *argumen
 async def result_of(future: "Future[T]") -> T:
     """The result that another thread gives. A client that goes away must not take the answer from others."""
     return await asyncio.shield(asyncio.wrap_future(future))
+
+
+async def result_in_time(wanted: "Future[T]", seconds: float) -> T:
+    """The result of a call of ``Trainer.between_steps``. It is withdrawn, and refused, if it does not come in time."""
+    try:
+        return await asyncio.wait_for(result_of(wanted), seconds)
+    except TimeoutError as error:
+        wanted.cancel()
+        raise RefusedError(503, "the learner is busy with a long step.", 5) from error
 
 
 def answer_all(answers: "Iterable[tuple[Future[T] | asyncio.Future[T], T | Exception]]") -> None:
@@ -71,7 +83,9 @@ class ServiceThread:
         """Guards what the thread shares with others, and wakes it."""
         self._refusing = False  # it takes no more requests
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.broken: str | None = None
+        """Why the thread has ended although nobody had asked it to."""
+        self._thread = threading.Thread(target=self._run_until_broken, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -86,11 +100,26 @@ class ServiceThread:
 
     def refuse_if_stopping(self) -> None:
         """Raise if this thread takes no more requests."""
+        if self.broken:
+            raise RefusedError(503, self.broken)
         if self._refusing:
             raise stopping()
 
+    def _run_until_broken(self) -> None:
+        try:
+            self._run()
+        except Exception as error:
+            name = self._thread.name
+            logger.exception("the thread %s has ended", name)
+            with self._changed:
+                self.broken = f"{type(error).__name__} has ended the thread {name}. Restart the service."
+            self._refuse_waiting(RefusedError(503, self.broken))
+
     def _run(self) -> None:
         raise NotImplementedError
+
+    def _refuse_waiting(self, refusal: RefusedError) -> None:
+        """The thread is broken: answer those who wait for it. No more of them can come."""
 
 
 class Waiters:

@@ -22,7 +22,7 @@ def add_health(app: FastAPI, services: Sequence[Service]) -> None:
 
     async def ready() -> Response:
         """200 if all models learn and predict; 503 while the service stops, while a model still learns what its log
-        held at the start, and when learning has stopped."""
+        held at the start, and when learning or predicting has stopped."""
         reason = not_ready(services)
         content = answers.Health(status="UP" if reason is None else "DOWN", reason=reason)
         return JSONResponse(content.model_dump(), 200 if reason is None else 503)
@@ -48,6 +48,8 @@ def not_ready(services: Sequence[Service]) -> str | None:
         return "stopping"
     if any(service.stopped for service in services):
         return "learning has stopped"
+    if any(service.predictor.broken for service in services):
+        return "predicting has stopped"
     replays = [service.trainer.replay for service in services]
     return None if all(replay.finished for replay in replays) else _replaying(replays)
 

@@ -10,21 +10,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.online.labels import ClassLabel
+from ocil.serve.records import Change, SampleRecord
 
 
 class KeyedRequest(NamedTuple):
     """An acknowledged request that had a key."""
 
     first: int
-    """The number of its first sample."""
+    """The number of its first sample; of a change, its number among the changes."""
     samples: int
-    """How many samples it has."""
+    """How many samples it has; 1 for a change."""
     digest: str
-    """A hash of its labels and inputs: a key must not stand for two requests."""
+    """A hash of what it asks for, such as labels and inputs: a key must not stand for two requests."""
 
     @property
     def last(self) -> int:
         return self.first + self.samples - 1
+
+    @classmethod
+    def of(cls, record: SampleRecord | Change) -> "KeyedRequest":
+        """The request that is in the log as this record."""
+        if isinstance(record, Change):
+            return cls(record.number, 1, record.digest)
+        return cls(record.first, len(record.labels), record.digest)
 
 
 def digest(inputs: NDArray[Any], labels: Sequence[ClassLabel]) -> str:

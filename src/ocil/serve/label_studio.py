@@ -90,7 +90,8 @@ class LabelStudio(ServiceThread):
         self.labelling = Labelling.of(service)
         self.failed: dict[str, str] = {}
         """Why annotations were given up, until they change or the service restarts."""
-        self._later: dict[str, tuple[int, float]] = {}  # tries, and when to try again
+        self._later: dict[str, tuple[int, float]] = {}  # tries, and when to try again; not of one that has just changed
+        self._woken = False  # an annotation has changed since the thread last looked
         self._readers = ThreadPoolExecutor(READERS, "ocil-label-studio-read")
         self.labelling.open()
         service.attach(self)
@@ -122,6 +123,7 @@ class LabelStudio(ServiceThread):
             with self._changed:
                 self._later.pop(name, None)
                 self.failed.pop(name, None)
+                self._woken = True
                 self._changed.notify_all()
         return changed
 
@@ -156,20 +158,23 @@ class LabelStudio(ServiceThread):
 
     def _run(self) -> None:
         while not self._stopping:
-            pause = RETRY_SECONDS
+            self._woken = False
             try:
                 self._settle_all()
             except RefusedError as error:
                 logger.warning("annotations of Label Studio wait: %s", error)
             with self._changed:
-                soonest = min((when for _, when in self._later.values()), default=time.monotonic() + pause)
-                if not self._stopping:
-                    self._changed.wait(max(0.05, min(pause, soonest - time.monotonic())))
+                now = time.monotonic()
+                soonest = min((when for _, when in self._later.values()), default=now + RETRY_SECONDS)
+                pause = max(0.05, min(RETRY_SECONDS, soonest - now))
+                self._changed.wait_for(lambda: self._stopping or self._woken, pause)
 
     def _settle_all(self) -> None:
         for one in self.labelling.open().unsettled():
-            tries, when = self._later.get(one.name, (0, 0.0))
-            if self._stopping or one.name in self.failed or time.monotonic() < when:
+            if self._stopping or one.name in self.failed:
+                continue
+            tries, when = self._later.setdefault(one.name, (0, 0.0))
+            if time.monotonic() < when:
                 continue
             try:
                 self.labelling.open().settle(self._give_to_model(one))
@@ -177,12 +182,20 @@ class LabelStudio(ServiceThread):
             except Exception as error:  # one annotation must not keep the others from being learned
                 if not isinstance(error, RefusedError):
                     logger.exception("annotation %s of Label Studio", one.name)
-                busy = isinstance(error, RefusedError) and error.status in (429, 503)
-                self._later[one.name] = tries + (not busy), time.monotonic() + RETRY_SECONDS
-                if tries + 1 >= TRIES and not busy:
-                    self._later.pop(one.name)
-                    self.failed[one.name] = str(error)
-                    logger.warning("annotation %s of Label Studio is not learned: %s", one.name, error)
+                self._try_later(one.name, tries, error)
+
+    def _try_later(self, name: str, tries: int, error: Exception) -> None:
+        """Try again, or give up after so many tries. One that has changed since this try began is new: see ``want``."""
+        busy = isinstance(error, RefusedError) and error.status in (429, 503)
+        with self._changed:
+            if name not in self._later:
+                return
+            self._later[name] = tries + (not busy), time.monotonic() + RETRY_SECONDS
+            if tries + 1 < TRIES or busy:
+                return
+            self._later.pop(name)
+            self.failed[name] = str(error)
+        logger.warning("annotation %s of Label Studio is not learned: %s", name, error)
 
     def _give_to_model(self, one: Annotation) -> Annotation:
         """Have the model learn, correct or forget. The annotation as it then is."""

@@ -72,6 +72,10 @@ class Labelling:
         """Finish what a crash left undone, and keep the order of the queue up to date from now on."""
         self._ranker.start()
 
+    @property
+    def broken(self) -> str | None:
+        return self._ranker.broken
+
     def open(self) -> Store:
         """The database, made with the first image."""
         with self._lock:
@@ -91,10 +95,11 @@ class Labelling:
 
     def add(self, contents: Sequence[Content]) -> Added:
         """Keep images for labelling. If there is no room, those labelled longest ago give way; waiting ones never."""
-        store, needed = self.open(), sum(one.size for one in contents)
+        store = self.open()
         with self._lock:
-            self._make_room(len(contents), needed)
-            added = store.add(contents)
+            new = store.unknown(contents)
+            self._make_room(len(new), sum(one.size for one in new))
+            added = store.add(new)
             self._entries |= {one.number: one for one in added}
         self._wake()
         return Added(len(added), len(contents) - len(added))

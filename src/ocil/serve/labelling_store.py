@@ -147,18 +147,25 @@ class Store:
             ).fetchall()
         return [_queued_image(*row) for row in rows]
 
+    def unknown(self, contents: Iterable[Content]) -> list[Content]:
+        """Those that are not there and never were, each once."""
+        found: dict[bytes, Content] = {}
+        with self._using() as base:
+            for one in contents:
+                if not base.execute("SELECT 1 FROM images WHERE digest = ?", (one.digest,)).fetchall():
+                    found.setdefault(one.digest, one)
+        return list(found.values())
+
     def add(self, contents: Iterable[Content]) -> list[QueuedImage]:
-        """Keep images. Those that are there already, or were, are left out."""
+        """Keep images, which must be ``unknown``."""
         added = []
         with self._using() as base:
             for one in contents:
                 row = (one.name, one.digest, one.size)
-                found = base.execute("INSERT OR IGNORE INTO images (name, digest, bytes) VALUES (?, ?, ?)", row)
-                if found.rowcount:
-                    number = int(found.lastrowid or 0)
-                    blobs = (number, one.pixels, one.preview, one.thumbnail)
-                    base.execute("INSERT INTO contents VALUES (?, ?, ?, ?)", blobs)
-                    added.append(QueuedImage(number, one.name, one.size))
+                number = base.execute("INSERT INTO images (name, digest, bytes) VALUES (?, ?, ?)", row).lastrowid or 0
+                blobs = (number, one.pixels, one.preview, one.thumbnail)
+                base.execute("INSERT INTO contents VALUES (?, ?, ?, ?)", blobs)
+                added.append(QueuedImage(number, one.name, one.size))
         return added
 
     def save(self, *entries: QueuedImage) -> None:

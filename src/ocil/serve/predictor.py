@@ -39,6 +39,9 @@ class Prediction:
         return replace(self, probabilities=self.probabilities[first:last])
 
 
+_Question = tuple[NDArray[Any], "Future[Prediction] | asyncio.Future[Prediction]"]
+
+
 class Predictor(ServiceThread):
     """Classifies inputs by the newest snapshot. Those that wait together are classified together."""
 
@@ -47,7 +50,8 @@ class Predictor(ServiceThread):
         self.snapshots, self.limits, self.metrics = snapshots, limits, metrics
         self.waiting = 0
         """Inputs that wait for a prediction."""
-        self._questions: deque[tuple[NDArray[Any], Future[Prediction] | asyncio.Future[Prediction]]] = deque()
+        self._questions: deque[_Question] = deque()
+        self._asked: list[_Question] = []  # those that are being answered
 
     def ask(self, inputs: NDArray[Any]) -> "Future[Prediction]":
         """Classify inputs, as the learner takes them. ``RefusedError``, here or in the future, if it cannot."""
@@ -79,23 +83,31 @@ class Predictor(ServiceThread):
                 self._changed.wait_for(lambda: self._questions or self._stopping)
                 if not self._questions:
                     return
-                asked = [self._questions.popleft()]
-                while self._questions and sum(len(x) for x, _ in asked) + len(self._questions[0][0]) <= TOGETHER:
-                    asked.append(self._questions.popleft())
-            together = np.concatenate([inputs for inputs, _ in asked])
-            found = self._predicted(together)
-            lasts = itertools.accumulate(len(inputs) for inputs, _ in asked)
+                asked = self._asked = self._take_some()
+            found = self._predicted([inputs for inputs, _ in asked])
+            lasts = list(itertools.accumulate(len(inputs) for inputs, _ in asked))
             answer_all(
                 (future, found if isinstance(found, Exception) else found.part(last - len(inputs), last))
                 for (inputs, future), last in zip(asked, lasts, strict=True)
             )
             if isinstance(found, Prediction):
-                self.metrics.predicted.inc(len(together))
+                self.metrics.predicted.inc(lasts[-1])
             with self._changed:
-                self.waiting -= len(together)
+                self.waiting -= lasts[-1]
 
-    def _predicted(self, inputs: NDArray[Any]) -> Prediction | Exception:
+    def _take_some(self) -> list[_Question]:
+        """The questions to be answered together."""
+        taken = [self._questions.popleft()]
+        while self._questions and sum(len(x) for x, _ in taken) + len(self._questions[0][0]) <= TOGETHER:
+            taken.append(self._questions.popleft())
+        return taken
+
+    def _refuse_waiting(self, refusal: RefusedError) -> None:
+        answer_all((future, refusal) for _, future in (*self._asked, *self._questions))
+
+    def _predicted(self, asked: list[NDArray[Any]]) -> Prediction | Exception:
         try:
+            inputs = np.concatenate(asked)
             with self.snapshots.reading() as snapshot:
                 return Prediction(snapshot.labels, snapshot.samples, snapshot.probabilities(inputs))
         except NotFiniteError as error:

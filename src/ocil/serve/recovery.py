@@ -232,7 +232,7 @@ def _add_segment(
         following = record.last + 1
         found.last = max(found.last, record.last)
         if record.key is not None:
-            found.keys[record.key] = KeyedRequest(record.first, len(record.labels), record.digest)
+            found.keys[record.key] = KeyedRequest.of(record)
         if record.last > found.position:
             found.labels.update(record.labels)
     return following
@@ -254,7 +254,7 @@ def _add_change(found: Recovered, change: Change, segment: Segment, set_aside: b
     if change.unlearned:
         found.unlearned.add(change.sample)
     if change.key is not None:
-        found.change_keys[change.key] = KeyedRequest(change.number, 1, change.digest)
+        found.change_keys[change.key] = KeyedRequest.of(change)
 
 
 def _fits(record: SampleRecord, input_format: InputFormat) -> bool:

@@ -20,7 +20,7 @@ from ocil.online.images import ImageFormat
 from ocil.online.labels import encoded
 from ocil.serve import answers, pictures
 from ocil.serve.bodies import Budget, Sent, read_body
-from ocil.serve.futures import in_pool, result_of
+from ocil.serve.futures import in_pool, result_in_time, result_of
 from ocil.serve.guard import asked
 from ocil.serve.idempotency import digest
 from ocil.serve.labels import checked_label
@@ -164,11 +164,8 @@ class Routes:
         with ExitStack() as held:
             take = held.enter_context(self.memory_budget.lease())
             take(ANSWER_BYTES + COPIES * size * min(most, per_class * classes))
-            try:
-                wanted = self.service.stored(per_class, first, count, most)
-                found = await asyncio.wait_for(result_of(wanted), self.limits.wait_seconds)
-            except TimeoutError as error:
-                raise RefusedError(503, "the learner is busy with a long step.", 5) from error
+            wanted = self.service.stored(per_class, first, count, most)
+            found = await result_in_time(wanted, self.limits.wait_seconds)
             return _Held(await in_pool(self.memory_pool, _stored_images, found), held.pop_all())
 
     async def metrics(self) -> Response:

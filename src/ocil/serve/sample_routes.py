@@ -16,10 +16,9 @@ from ocil.online.labels import encoded
 from ocil.serve.answers import Count, JsonLabel, Number, StrictRequest, Text
 from ocil.serve.bodies import read_small
 from ocil.serve.catalogue import SampleState
-from ocil.serve.futures import result_of
+from ocil.serve.futures import result_in_time, result_of
 from ocil.serve.guard import asked
 from ocil.serve.labels import BIGGEST_NUMBER, checked_label
-from ocil.serve.limits import RefusedError
 from ocil.serve.openapi import BODY, add_route, label_body
 from ocil.serve.pictures import as_png
 from ocil.serve.routes import Key
@@ -77,7 +76,7 @@ class Correction(StrictRequest):
 
 
 class SampleRoutes:
-    """One function per path."""
+    """One function per path. The list of samples may wait for the disk, so it is asked in other threads."""
 
     def __init__(self, service: Service) -> None:
         self.service, self.limits = service, service.limits
@@ -102,11 +101,8 @@ class SampleRoutes:
 
     async def find_sample(self, number: SampleNumber, with_input: WithInput = "false") -> FoundSample:
         """One sample, and whether the memory holds it."""
-        known = self.service.sample(number)
-        try:
-            pixels = await asyncio.wait_for(result_of(self.service.stored_input(number)), self.limits.wait_seconds)
-        except TimeoutError as error:
-            raise RefusedError(503, "the learner is busy with a long step.", 5) from error
+        known = await asyncio.to_thread(self.service.sample, number)
+        pixels = await result_in_time(self.service.stored_input(number), self.limits.wait_seconds)
         shown = _shown(pixels if with_input == "true" else None, self.service.vectors)
         return FoundSample(stored=pixels is not None, **shown, **self._described(known))
 
@@ -119,7 +115,8 @@ class SampleRoutes:
         """
         sent = await read_small(request, self.limits, Correction)
         label = checked_label(sent.label, self.limits)
-        return await self._answer(request, number, self.service.correct(number, label, idempotency_key))
+        accepted = await asyncio.to_thread(self.service.correct, number, label, idempotency_key)
+        return await self._answer(request, number, accepted)
 
     async def forget_sample(self, number: SampleNumber, request: Request, idempotency_key: Key = None) -> ChangedSample:
         """Remove a sample from the memory, or from the queue if it was not learned yet.
@@ -127,7 +124,8 @@ class SampleRoutes:
         The network keeps what it has learned from it; so do versions and backups that were saved before. If learning
         has stopped at the sample, the next start goes on without it.
         """
-        return await self._answer(request, number, self.service.forget(number, idempotency_key))
+        accepted = await asyncio.to_thread(self.service.forget, number, idempotency_key)
+        return await self._answer(request, number, accepted)
 
     async def review(self, request: Request, idempotency_key: Key = None) -> Changed:
         """Relearn from the memory, with the labels as they are now: one pass over all that it holds.
@@ -141,14 +139,15 @@ class SampleRoutes:
     async def _answer(self, request: Request, number: int, accepted: "Future[Receipt]") -> ChangedSample:
         receipt, made = await accepted_change(self.service, accepted)
         outcome = self.service.trainer.outcomes.get(receipt.first)
-        label = encoded(self.service.sample(number).label)
+        now = await asyncio.to_thread(self.service.sample, number)
+        label = encoded(now.label)
         audited = {"change": receipt.first, "sample": number, "label": label, "repeated": receipt.repeated}
         asked(request.scope).changed |= audited
         return ChangedSample(
             change=receipt.first,
             repeated=receipt.repeated,
             made=made,
-            sample=Sample(**self._described(self.service.sample(number))),
+            sample=Sample(**self._described(now)),
             learned=outcome.learned if outcome else None,
             stored=outcome.stored if outcome else None,
         )

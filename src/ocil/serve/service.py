@@ -41,6 +41,10 @@ logger = logging.getLogger("ocil.serve")
 class Part(Protocol):
     """Something that begins and ends with a service."""
 
+    @property
+    def broken(self) -> str | None:
+        """Why it does nothing any more."""
+
     def start(self) -> None: ...
     def close(self) -> None: ...
 
@@ -316,14 +320,15 @@ class Service:
     @property
     def stopped(self) -> str | None:
         """Why nothing is learned before a restart: learning has failed, or the log can no longer be written."""
-        return self.failed or self.log.broken
+        return self.failed or self.log.broken or self.writer.broken
 
     @property
     def problem(self) -> str | None:
-        """What keeps the service from learning or saving."""
+        """What keeps the service from learning or saving, or one of its other threads from its work."""
         unsaved, unlisted = self.checkpoints.trouble or "", self.catalogue.broken or ""
-        for_now = filter(None, (self.trainer.trouble, unsaved, unlisted if unlisted not in unsaved else ""))
-        return self.stopped or "; ".join(for_now) or None
+        for_now = (self.trainer.trouble, unsaved, unlisted if unlisted not in unsaved else "")
+        broken = (part.broken for part in (self.predictor, *self.attached))
+        return self.stopped or "; ".join(filter(None, (*for_now, *broken))) or None
 
     def gauges(self) -> list[tuple[str, str, float]]:
         """Name, explanation and value of the numbers that Prometheus reads as they are now."""

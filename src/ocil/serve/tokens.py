@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from ocil.errors import OcilError
-from ocil.files import write_bytes
+from ocil.files import alone_at, write_bytes
 from ocil.serve.limits import RefusedError
 
 READ, WRITE = "read", "write"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 FIELDS = {"sha256": str, "scope": str, "models": list, "per_minute": int}
 RELOAD_SECONDS = 1.0
+WAIT_SECONDS = 10.0  # for another process that adds a token
 BURST_SECONDS = 10.0  # a token may use up in one go what it is allowed in so long a time
 
 logger = logging.getLogger("ocil.serve")
@@ -137,12 +138,13 @@ class Access:
             logger.error("the tokens stay as they were: %s", error)
 
 
-def _stamp(file: Path | None) -> tuple[int, int] | None:
+def _stamp(file: Path | None) -> tuple[int, ...] | None:
+    """What changes when a file's content or its mode does: ``chmod`` leaves the time of the content as it was."""
     try:
         found = file.stat() if file is not None else None
     except OSError:
         return None
-    return None if found is None else (found.st_mtime_ns, found.st_ino)
+    return None if found is None else (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
 
 
 def refuse_readable(file: Path) -> None:
@@ -184,16 +186,18 @@ def add_token(file: Path, name: str, scope: str, models: tuple[str, ...] = (), p
     """Add a new token to a file, which is made if it is not there. Returns the token, which is kept nowhere."""
     if not NAME.fullmatch(name):
         raise OcilError(f"{name!r} is no name for a token: use letters, digits, dots, - and _.")
-    there = file.exists()
-    if there and name in (one.name for one in read_tokens(file)):
-        raise OcilError(f"{file} has a token {name} already: choose another name, or delete its table.")
     token = secrets.token_urlsafe(32)
     lines = [f"[{json.dumps(name)}]", f'sha256 = "{digest_of(token)}"', f'scope = "{scope}"']
     lines += [f"models = {json.dumps(list(models))}"] if models else []
     lines += [f"per_minute = {per_minute}"] if per_minute is not None else []
-    before = file.read_text(encoding="utf-8").rstrip("\n") + "\n\n" if there else ""
-    _token(name, tomllib.loads("\n".join(lines))[name], file)
-    mode = stat.S_IMODE(file.stat().st_mode) if there else 0o600
-    write_bytes(file, (before + "\n".join(lines) + "\n").encode())
-    file.chmod(mode)
+    table = "\n".join(lines)
+    _token(name, tomllib.loads(table)[name], file)
+    with alone_at(file, WAIT_SECONDS):
+        there = file.exists()
+        if there and name in (one.name for one in read_tokens(file)):
+            raise OcilError(f"{file} has a token {name} already: choose another name, or delete its table.")
+        before = file.read_text(encoding="utf-8").rstrip("\n") + "\n\n" if there else ""
+        mode = stat.S_IMODE(file.stat().st_mode) if there else 0o600
+        write_bytes(file, f"{before}{table}\n".encode())
+        file.chmod(mode)
     return token

@@ -1,5 +1,6 @@
 """The thread that learns."""
 
+import itertools
 import logging
 import os
 import sys
@@ -8,7 +9,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -91,8 +92,8 @@ class Trainer(ServiceThread):
         """What keeps learning from going on for now."""
         self.step_seconds = 1.0
         """How long a step takes, averaged over the last ones."""
-        self._ready: deque[NumberedSample] = deque()
-        self._pending: list[NumberedSample] = []  # while the log is replayed: samples that were read and not learned
+        self._ready: OrderedDict[int, NumberedSample] = OrderedDict()  # by number, in this order
+        self._pending: OrderedDict[int, NumberedSample] = OrderedDict()  # of the replay: those read and not learned
         self._changes: deque[Change] = deque()
         self._calls: deque[Callable[..., None]] = deque()
         self.waiters = Waiters(saved.position)
@@ -136,7 +137,7 @@ class Trainer(ServiceThread):
                 if isinstance(record, Change):
                     self._changes.append(record)
                 else:
-                    self._ready.extend(record.samples())
+                    self._ready |= {sample.number: sample for sample in record.samples()}
             self._changed.notify_all()
 
     @property
@@ -144,10 +145,15 @@ class Trainer(ServiceThread):
         return len(self._changes)
 
     def between_steps(self, function: Callable[[], T]) -> "Future[T]":
-        """Call ``function`` in the learning thread, when no step is under way. It may read the model."""
+        """Call ``function`` in the learning thread, when no step is under way. It may read the model.
+
+        To cancel the future withdraws the call, unless it is being made.
+        """
         found: Future[T] = Future()
 
         def call(refusal: RefusedError | None = None) -> None:
+            if found.cancelled():
+                return
             try:
                 answer(found, function() if refusal is None else refusal)
             except Exception as error:
@@ -164,13 +170,20 @@ class Trainer(ServiceThread):
         self.waiters.close()
         self.change_waiters.close()
 
-    def refuse_calls(self) -> None:
-        """Refuse the calls that wait for the end of a step, now and from now on: a restore may take hours."""
+    def refuse_calls(self, refusal: RefusedError | None = None) -> None:
+        """Refuse the calls that wait for the end of a step, now and from now on: a restore may take hours.
+
+        ``refusal``: why, if not because the service stops.
+        """
         with self._changed:
             self._refusing = True
             calls, self._calls = self._calls, deque()
         for call in calls:
-            call(stopping())
+            call(refusal or stopping())
+
+    def _refuse_waiting(self, refusal: RefusedError) -> None:
+        self._fail(str(refusal))
+        self.refuse_calls(refusal)
 
     def _run(self) -> None:
         """The learning thread."""
@@ -178,7 +191,8 @@ class Trainer(ServiceThread):
         if sys.platform == "linux":  # there a thread has a priority of its own: predictions come first
             this = threading.get_native_id()
             # Relative to what the process has: to raise a priority again is not allowed to everybody.
-            os.setpriority(os.PRIO_PROCESS, this, min(19, os.getpriority(os.PRIO_PROCESS, this) + NICER))
+            with suppress(OSError):  # a sandbox may allow nobody to change it: then all threads are alike
+                os.setpriority(os.PRIO_PROCESS, this, min(19, os.getpriority(os.PRIO_PROCESS, this) + NICER))
         work = self._work()
         while self._wait_for_work():
             self._run_calls()
@@ -258,8 +272,9 @@ class Trainer(ServiceThread):
         never = self.log.recovered.unlearned  # learning would stop at them again before it came to the change
         for record in self.log.replay():
             if isinstance(record, SampleRecord):
-                samples = record.samples()
-                self._pending += [one._replace(inputs=None) if one.number in never else one for one in samples]
+                self._pending |= {
+                    one.number: one._replace(inputs=None) if one.number in never else one for one in record.samples()
+                }
             elif isinstance(record, Change) and record.number <= self.log.changes:
                 self._change_waiting(record)  # it was made, but its sample waits again
             elif isinstance(record, Change):
@@ -267,14 +282,15 @@ class Trainer(ServiceThread):
             else:
                 while changes and changes[0].number <= record.changes:
                     yield changes.popleft()
-                batch = [sample for sample in self._pending if sample.number <= record.last]
-                self._pending = self._pending[len(batch) :]
+                batch = []
+                while self._pending and next(iter(self._pending)) <= record.last:
+                    batch.append(self._pending.popitem(last=False)[1])
                 if batch:
                     yield batch
         with self._changed:
-            self._ready.extendleft(reversed(self._pending))
+            self._ready = self._pending | self._ready
             self._changes.extendleft(reversed(changes))
-            self._pending = []
+            self._pending = OrderedDict()
 
     def _next(self) -> list[NumberedSample] | Change:
         """The next change that waits, else up to a batch of the samples that are ready; none if the disk is too full to
@@ -283,8 +299,7 @@ class Trainer(ServiceThread):
         with self._changed:
             if self._changes:
                 return self._changes.popleft()
-            size = min(len(self._ready), self.model.recipe.batch_size)
-            batch = [self._ready[number] for number in range(size)]
+            batch = list(itertools.islice(self._ready.values(), self.model.recipe.batch_size))
         if not batch:
             return []
         try:  # not synced: a cut that is lost with the machine was not learned either
@@ -297,12 +312,12 @@ class Trainer(ServiceThread):
             return []
         self.trouble = None
         with self._changed:
-            for _ in batch:
-                self._ready.popleft()
+            for sample in batch:
+                del self._ready[sample.number]
         return batch
 
     def _make(self, change: Change) -> None:
-        """Make a change and publish it."""
+        """Make a change, and publish it unless more changes wait."""
         try:
             if change.action in ("correct", "forget", "review"):
                 waiting = self._change_waiting(change) or change.unlearned
@@ -317,7 +332,8 @@ class Trainer(ServiceThread):
         while len(self.outcomes) > OUTCOMES:
             self.outcomes.popitem(last=False)
         self._stale = True
-        if self.model.labels and not self._changes:
+        more = self._changes or change.number < self.log.recovered.last_change
+        if self.model.labels and not more:
             self._publish(self._blank())
         self.statistics = Statistics.of(self.model, self.position, self.counts)
         self.change_waiters.advance(self.changed)
@@ -329,10 +345,9 @@ class Trainer(ServiceThread):
         update = {"label": change.label} if change.action == "correct" else {"inputs": None}
         with self._changed:
             for samples in (self._pending, self._ready):
-                for place, sample in enumerate(samples):
-                    if sample.number == change.sample:
-                        samples[place] = sample._replace(**update)
-                        return True
+                if (sample := samples.get(change.sample)) is not None:
+                    samples[change.sample] = sample._replace(**update)
+                    return True
         return False
 
     def stop_if_late(self) -> None:

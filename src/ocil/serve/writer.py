@@ -92,6 +92,7 @@ class Writer(ServiceThread):
         self.acknowledged = log.last
         """The number of the last sample that is acknowledged."""
         self._queue: deque[_QueuedRequest] = deque()
+        self._group: list[_QueuedRequest] = []  # those on their way to the disk
         self._unwritten = 0  # samples of requests in the queue or on their way to the disk
         self._unwritten_changes = 0
         self._failing = False  # the last requests could not be written; the log says so once
@@ -126,6 +127,11 @@ class Writer(ServiceThread):
         ``check`` may refuse a change that is not the repetition of an earlier one. The receipt comes once the change is
         synced to the disk; it is made before any later batch. Raises ``RefusedError``, as may the future.
         """
+        refusal = None
+        try:
+            check(change)  # now: it may wait for the disk, for which those who only submit samples must not
+        except RefusedError as error:
+            refusal = error
         with self._changed:
             if change.action == "correct":
                 change = replace(change, label=self._labels.meant([change.label])[0])
@@ -137,7 +143,8 @@ class Writer(ServiceThread):
             self._refuse(labels, 0, though_stopped=change.unlearned)
             if self._unwritten_changes + self.trainer.waiting_changes >= self.limits.queue:
                 raise RefusedError(429, f"{self.limits.queue} changes wait to be made, which is the most.", 1)
-            check(change)
+            if refusal is not None:
+                raise refusal
             self._unwritten_changes += 1
             return self._enqueue(_QueuedRequest(labels, None, change.key, change.digest, change))
 
@@ -193,7 +200,7 @@ class Writer(ServiceThread):
                 self._changed.wait_for(lambda: self._queue or self._stopping)
                 if not self._queue:
                     return
-                group = self._take_group()
+                group = self._group = self._take_group()
             number, change = self.log.last + 1, self.log.last_change + 1
             records: list[SampleRecord | Change] = []
             for one in group:
@@ -211,6 +218,10 @@ class Writer(ServiceThread):
             else:
                 self._acknowledge(group, records)
 
+    def _refuse_waiting(self, refusal: RefusedError) -> None:
+        for one in (*self._group, *self._queue):
+            answer(one.receipt, refusal)
+
     def _take_group(self) -> list[_QueuedRequest]:
         group, size = [self._queue.popleft()], 0
         while self._queue and size + len(group[-1].labels) < GROUP:
@@ -225,13 +236,11 @@ class Writer(ServiceThread):
         receipts = []
         with self._changed:
             for one, record in zip(group, records, strict=True):
-                if isinstance(record, Change):
-                    keys, keyed = self.change_keys, KeyedRequest(record.number, 1, record.digest)
-                else:
-                    keys, keyed = self.keys, KeyedRequest(record.first, len(record.labels), record.digest)
+                keyed = KeyedRequest.of(record)
+                if isinstance(record, SampleRecord):
                     self.acknowledged = record.last
                 if one.key is not None:
-                    keys.add(one.key, keyed)
+                    (self.change_keys if isinstance(record, Change) else self.keys).add(one.key, keyed)
                 receipts.append(Receipt(keyed.first, keyed.samples))
                 self._logged_labels.update(dict.fromkeys(one.labels))
             self._forget(group)
