@@ -1,7 +1,9 @@
 """Image files of strangers on disk: what would take minutes or fill the memory is left out like a broken one."""
 
 import io
+import os
 import struct
+import threading
 import zlib
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,35 @@ def test_a_file_of_too_many_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(images, "MAX_BYTES", len(PNG) - 1)
     with pytest.raises(OcilError, match=r"a\.png is larger than 0 MiB\. Replace it or take it out\.$"):
         read_image(tmp_path / "a.png", gray=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="FIFOs are a matter of POSIX")
+def test_a_list_of_images_names_what_is_no_file(ocil_command: Call, tmp_path: Path) -> None:
+    """A FIFO that nobody writes to would be waited for without end, and a device never ends."""
+    write_images(tmp_path / "a", 8)
+    os.mkfifo(tmp_path / "pipe.png")
+    names = [*sorted(f"a/{path.name}" for path in (tmp_path / "a").iterdir()), "pipe.png"]
+    rows = [f"{name},{number % 2}\n" for number, name in enumerate(names)]
+    (tmp_path / "list.csv").write_text("path,label\n" + "".join(rows))
+    said = ocil_command("data", "import", "piped", tmp_path / "list.csv", "--data-dir", tmp_path / "data")
+    assert said.code == 0, said.err
+    assert f"left out, 1: {tmp_path / 'pipe.png'}" in said.out.replace("\n", " ")
+    with pytest.raises(OcilError, match=r"zero is not a file\. Replace it or take it out\.$"):
+        read_image(Path("/dev/zero"), gray=True)
+
+
+@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="this system does not name open files")
+def test_an_image_that_another_program_writes_to_a_pipe() -> None:
+    """``ocil predict <(convert a.heic png:-)`` names a pipe. What comes late is waited for."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with os.fdopen(writing, "wb") as file:
+            file.write(PNG)
+
+    with os.fdopen(reading, "rb"):
+        threading.Timer(0.2, write).start()
+        assert np.array_equal(read_image(Path(f"/dev/fd/{reading}"), gray=True)[:, :, 0], PIXELS)
 
 
 def test_the_header_of_a_large_photo_is_that_of_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Reads image files as arrays, with Pillow. The error for a broken or far too large file names it."""
 
 import os
+import stat
 import threading
 import warnings
 from collections.abc import Iterator
@@ -158,10 +159,22 @@ def opened(path: Path) -> Iterator[Image.Image]:
 
 
 def _content(path: Path) -> bytes:
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size > MAX_BYTES:
+    """What a file holds, or what is written to a pipe. A list of images may name a FIFO that nobody writes to."""
+    with open(path, "rb", opener=_without_waiting) as file:  # noqa: PTH123 # Path.open has no opener
+        found = os.fstat(file.fileno())
+        if stat.S_ISFIFO(found.st_mode):
+            os.set_blocking(file.fileno(), True)  # whoever writes may take their time
+        elif not stat.S_ISREG(found.st_mode):
+            raise RefusedImageError("is not a file")
+        content = file.read(MAX_BYTES + 1) if found.st_size <= MAX_BYTES else b""
+        if max(len(content), found.st_size) > MAX_BYTES:
             raise RefusedImageError(f"is larger than {MAX_BYTES >> 20} MiB")
-        return file.read()
+        return content
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a file. A FIFO without a writer would otherwise be waited for without end."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _load_if_whole(image: Image.Image) -> None:
