@@ -14,7 +14,7 @@ from PIL import Image
 
 from ocil.data import Dataset
 from ocil.report.table import csv_text, markdown_text
-from ocil.text import bytes_text, escaped, number_text
+from ocil.text import bytes_text, escaped, lines_of, number_text
 from tests.conftest import SMALL, Call, Said
 
 ESC, BELL, CSI, DEL, TURNED = "\x1b", "\x07", "\x9b", "\x7f", "\u202e"
@@ -156,3 +156,18 @@ def test_numbers_of_any_kind_as_text() -> None:
     assert (number_text(-1e-17, "percent"), number_text(0.0, "z.1f"), number_text(0.5, ".0f")) == ("0.0", "0.0", "1")
     assert (number_text(float("nan"), ".1f"), number_text(float("inf"), ".1f")) == ("nan", "inf")
     assert (number_text(12_345_678_901, ",.0f"), number_text(1e-30, ".3e")) == ("12,345,678,901", "1.000e-30")
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("", []),
+        ("\n", [""]),
+        ("a", ["a"]),
+        ("a\nb\n", ["a", "b"]),
+        ("a\r\nb\rc\n\nd", ["a", "b", "c", "", "d"]),
+        ("a\x0bb\x0cc\x1cd\x85e\u2028f\u2029g\n", ["a\x0bb\x0cc\x1cd\x85e\u2028f\u2029g"]),
+    ],
+)
+def test_the_lines_of_a_text(text: str, lines: list[str]) -> None:
+    assert lines_of(text) == lines

@@ -1,5 +1,6 @@
 """Text for people: what others wrote, made safe to print; counts and bytes in few digits."""
 
+import io
 import unicodedata
 
 ESCAPED = ("Cc", "Cs", "Zl", "Zp")  # control characters, half of a surrogate pair, separators of lines and paragraphs
@@ -30,6 +31,16 @@ def escaped(text: str) -> str:
     files and what is in files when they are shown to a person, not for output that programs read.
     """
     return "".join(_escaped(letter) for letter in text)
+
+
+def lines_of(text: str) -> list[str]:
+    r"""The lines of a file's text, however it ends them. ``str.splitlines`` also ends them at characters that names may
+    have, such as the separator of lines U+2028.
+
+    >>> lines_of("a\u2028b\r\nc\n")
+    ['a\u2028b', 'c']
+    """
+    return [line.removesuffix("\n") for line in io.StringIO(text, newline=None)]
 
 
 def _escaped(letter: str) -> str:

@@ -165,6 +165,18 @@ def test_a_label_file_in_a_folder_or_alone(tmp_path: Path) -> None:
         assert notes == [f"{source} was read as the label file labels.csv"]
 
 
+def test_only_an_end_of_line_ends_a_line_of_a_label_file(tmp_path: Path) -> None:
+    """Text from web pages and word processors has other separators: a file may be named with them."""
+    names = [f"a\u2028b{number}\x85.png" for number in range(3)]
+    folder = labelled(tmp_path / "birds", "path,label\r\n" + "".join(f"x/{name},wren\r\n" for name in names))
+    for number, name in enumerate(names):
+        (folder / "x" / f"{number:02}.png").rename(folder / "x" / name)
+    with (folder / "labels.csv").open("a") as file:
+        file.write("".join(f"y/{number:02}.png,auk\n" for number in range(3)))
+    data, _ = imported(folder, tmp_path)
+    assert len(data.train_y) + len(data.test_y) == 6
+
+
 def test_a_label_file_without_a_split_and_with_validation_images(tmp_path: Path) -> None:
     lines = [f"{sub}/{number:02}.png,{sub}" for sub in "xy" for number in range(3)]
     data, notes = imported(labelled(tmp_path / "birds", "\n".join(["filename,label", *lines])), tmp_path)

@@ -4,6 +4,7 @@ A list may come from a stranger: what it names must lie below its folder, also b
 """
 
 import csv
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -11,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from ocil.errors import OcilError
 from ocil.files import read_regular
+from ocil.text import lines_of
 
 MAX_LIST_BYTES = 2**30
 LONGEST_LINE = 10_000  # of column names, in bytes
@@ -46,7 +48,7 @@ def read_label_file(file: Path) -> list[LabelledFile]:
     if (columns := columns_of(file)) is None:
         raise OcilError(f"{file} is not a label file: {FIRST_LINE}, or columns of numbers, with commas between them.")
     where = next(name for name in PATH_COLUMNS if name in columns)
-    rows = csv.DictReader(content.splitlines(keepends=True), restval="")
+    rows = csv.DictReader(io.StringIO(content, newline=""), restval="")
     rows.fieldnames = names = [name.strip().lower() for name in rows.fieldnames or ()]
     if again := sorted({name for name in (where, "label", "split", "domain") if names.count(name) > 1}):
         raise OcilError(f"{file} has several columns with the name {again[0]}. Leave one of them.")
@@ -146,7 +148,7 @@ class ImageFolder:
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a text file that are not empty, with their numbers from 1."""
-    return ((number, line) for number, line in enumerate(text(path).splitlines(), 1) if line.strip())
+    return ((number, line) for number, line in enumerate(lines_of(text(path)), 1) if line.strip())
 
 
 def text(path: Path) -> str:

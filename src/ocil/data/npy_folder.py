@@ -13,6 +13,7 @@ from ocil.data.npy import read_header
 from ocil.data.samples import Note, Samples
 from ocil.errors import OcilError
 from ocil.files import open_regular, read_regular
+from ocil.text import lines_of
 
 MAX_NAMES_BYTES = 64 * 2**20
 
@@ -30,7 +31,7 @@ def samples_in_npy_folder(
     classes = None
     if (listed := folder / "classes.txt").is_file():
         try:
-            classes = read_regular(listed, MAX_NAMES_BYTES).decode().splitlines()
+            classes = lines_of(read_regular(listed, MAX_NAMES_BYTES).decode())
         except (OSError, UnicodeDecodeError) as error:
             raise OcilError(f"cannot read {listed}: it is not a text file of class names.") from error
     options: DomainOptions = {"name": name, "classes": classes, "test_share": test_share, "note": note}

@@ -22,6 +22,7 @@ from ocil.files import atomic_write
 from ocil.limits import MAX_SIDE
 from ocil.longtail.config import LongTailConfig
 from ocil.rng import derive
+from ocil.text import lines_of
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -228,7 +229,7 @@ def _list_file(lists: Path, split: str) -> Path:
 
 def _read_list(path: Path, images: Path, unlabelled: bool) -> list[tuple[Path, int]]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = lines_of(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise OcilError(f"cannot read {path}: {error}.") from None
     root = images.resolve()

@@ -25,7 +25,7 @@ from ocil.data.number_table import NumberTable, is_number_table, listed
 from ocil.errors import OcilError
 from ocil.files import machine_memory
 from ocil.online.labels import ClassLabel
-from ocil.text import bytes_text
+from ocil.text import bytes_text, lines_of
 
 SUFFIXES = (".npy", ".npz", ".parquet")
 EXACT = 2.0**53
@@ -151,7 +151,7 @@ def _label_file(path: Path) -> list[ClassLabel]:
     if path.suffix.lower() == ".npy":
         return as_labels(path, _array(path, (), "y", "--y"))
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = lines_of(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         raise OcilError(f"{path} cannot be read: {error}.") from None
     for number, line in enumerate(lines, 1):

@@ -17,6 +17,7 @@ from ocil.files import read_regular
 from ocil.limits import check
 from ocil.streams.choices import Boundary, ClassOrder, ImbalanceOrder, NoiseAmong, Scenario, TaskEnds
 from ocil.streams.order_file import settings_in
+from ocil.text import lines_of
 
 # Metadata of fields that concern online methods only, or offline methods only: see ``ocil.runs.config.concerns``.
 BOUNDARIES: Mapping[str, str] = {"concerns": "boundaries"}
@@ -292,7 +293,7 @@ def _whole_numbers(name: str, value: Any) -> tuple[int, ...]:
 
 def _lines_of(path: Path) -> tuple[str, ...]:
     try:
-        lines = read_regular(path, MAX_LIST_BYTES).decode("utf-8-sig").splitlines()
+        lines = lines_of(read_regular(path, MAX_LIST_BYTES).decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise OcilError(f"arrival_order: {path} is not a text file with one class per line.") from None
     except OSError as error:
