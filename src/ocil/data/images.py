@@ -160,7 +160,7 @@ def opened(path: Path) -> Iterator[Image.Image]:
 
 def _content(path: Path) -> bytes:
     """What a file holds, or what is written to a pipe. A list of images may name a FIFO that nobody writes to."""
-    with open(path, "rb", opener=_without_waiting) as file:  # noqa: PTH123 # Path.open has no opener
+    with open(path, "rb", opener=_without_waiting) as file:  # Path.open has no opener
         found = os.fstat(file.fileno())
         if stat.S_ISFIFO(found.st_mode):
             os.set_blocking(file.fileno(), True)  # whoever writes may take their time

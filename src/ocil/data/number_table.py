@@ -2,7 +2,9 @@
 
 import csv
 import io
+import re
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,6 +20,7 @@ LABELS = ("label", "y")
 """Usual names of the column of labels."""
 SPLIT = "split"
 INDEX = ("", "Unnamed: *")  # pandas writes its index so, and reads it so
+WILD = re.compile(r"[*?[]")
 FIRST_LINES = 2**20  # bytes that are looked at to find out what a file is
 
 
@@ -44,7 +47,8 @@ def label_column(path: Path, columns: Sequence[str], wanted: str = "") -> str | 
 
 def chosen_columns(columns: Sequence[str], patterns: Sequence[str]) -> list[str]:
     """The columns with one of these names, where ``f*`` is all that begin with f."""
-    return [name for name in columns if any(name == one or fnmatchcase(name, one) for one in patterns)]
+    exact, wild = set(patterns), [pattern for pattern in patterns if WILD.search(pattern)]
+    return [name for name in columns if name in exact or any(fnmatchcase(name, one) for one in wild)]
 
 
 def listed(names: Sequence[str]) -> str:
@@ -68,15 +72,16 @@ class NumberTable:
             raise OcilError(f"{path} is not a CSV file: {error}.") from error
         if columns and all(_is_number(name) for name in columns):
             raise OcilError(f"{path} begins with numbers: its first line must name the columns.")
-        if again := sorted({name for name in columns if columns.count(name) > 1}):
-            raise OcilError(f"{path} has several columns with the name '{again[0]}'. Leave one of them.")
+        if len(set(columns)) < len(columns):
+            again = min(name for name, count in Counter(columns).items() if count > 1)
+            raise OcilError(f"{path} has several columns with the name '{again}'. Leave one of them.")
         return cls(path, content, columns)
 
     def features(self, names: Sequence[str] = (), label: str = "") -> list[str]:
         """The columns with these names; without names, all but that of the labels and an index."""
         labels = label_column(self.path, self.columns, label)
         others = [name for name in self.columns if name != labels]
-        index = chosen_columns(others, INDEX)
+        index = set(chosen_columns(others, INDEX))
         return chosen_columns(others, names) if names else [name for name in others if name not in index]
 
     def vectors(self, names: Sequence[str] = (), label: str = "") -> NDArray[np.float32]:
@@ -84,7 +89,8 @@ class NumberTable:
         chosen = self.features(names, label)
         if not chosen:
             raise OcilError(f"{self.path} has no such columns of numbers: there are {listed(self.columns)}.")
-        places = [self.columns.index(name) for name in chosen]
+        place_of = {name: place for place, name in enumerate(self.columns)}
+        places = [place_of[name] for name in chosen]
         numbers = array("f")
         for line, values in self._lines():
             try:

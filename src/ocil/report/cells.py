@@ -230,13 +230,14 @@ def names_apart(configs: Sequence[RunConfig], without: str = "") -> list[str]:
     ``without``: a setting that stands elsewhere.
     """
     labels, values = [config.label for config in configs], [_settings_of(config) for config in configs]
-    names = []
+    differing: dict[str, set[str]] = {label: set() for label in labels}
+    first = dict(zip(reversed(labels), reversed(values), strict=True))
     for label, mine in zip(labels, values, strict=True):
-        others = [theirs for other, theirs in zip(labels, values, strict=True) if other == label]
-        differing = {key: value for key, value in mine.items() if any(value != each.get(key) for each in others)}
-        differing.pop(without, None)
-        names.append(f"{label} {settings_text(differing)}".strip())
-    return names
+        differing[label] |= {key for key in first[label] | mine if first[label].get(key) != mine.get(key)} - {without}
+    return [
+        f"{label} {settings_text({key: mine[key] for key in mine if key in differing[label]})}".strip()
+        for label, mine in zip(labels, values, strict=True)
+    ]
 
 
 def _settings_of(config: RunConfig) -> dict[str, Any]:
