@@ -149,11 +149,21 @@ def test_the_last_bits_of_a_number_change_no_digit(half: float) -> None:
     assert {number_text(each, ".1f") for each in (half, below, above)} == {text}
     assert {number_text(each / 100, "percent") for each in (half, below, above)} == {text}
     nearer_to_zero = half - math.copysign(1e-6, half)
-    assert number_text(nearer_to_zero, ".1f") == f"{nearer_to_zero:.1f}"
+    assert number_text(nearer_to_zero, ".1f") == f"{nearer_to_zero:z.1f}"
 
 
 def test_numbers_of_any_kind_as_text() -> None:
-    assert (number_text(-1e-17, "percent"), number_text(0.0, "z.1f"), number_text(0.5, ".0f")) == ("0.0", "0.0", "1")
+    assert (number_text(-1e-17, "percent"), number_text(0.0, ".1f"), number_text(0.5, ".0f")) == ("0.0", "0.0", "1")
+    assert (number_text(-0.0, ".3e"), number_text(-0.04, "8.1f"), number_text(-0.04, "+.1f")) == (
+        "0.000e+00",
+        "     0.0",
+        "+0.0",
+    )
+    assert (number_text(-0.06, ".1f"), number_text(-math.inf, ".1f"), number_text(-1e-30, ".1e")) == (
+        "-0.1",
+        "-inf",
+        "-1.0e-30",
+    )
     assert (number_text(float("nan"), ".1f"), number_text(float("inf"), ".1f")) == ("nan", "inf")
     assert (number_text(12_345_678_901, ",.0f"), number_text(1e-30, ".3e")) == ("12,345,678,901", "1.000e-30")
 

@@ -1,11 +1,13 @@
 """Text for people: what others wrote, made safe to print; counts and bytes in few digits."""
 
 import io
+import re
 import unicodedata
 
 ESCAPED = ("Cc", "Cs", "Zl", "Zp")  # control characters, half of a surrogate pair, separators of lines and paragraphs
 DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
+NOT_ZERO = re.compile("[1-9]|nan|inf", re.IGNORECASE)
 LAST_BITS = 1e-11  # relative: what is nearer to a half than this is meant to be one
 SPELLED = {"±": "+-", "→": "->", "·": ".", "×": "x", "–": "-", "−": "-", "…": "..."}
 """How characters are written where the output cannot have them."""
@@ -51,14 +53,17 @@ def _escaped(letter: str) -> str:
 
 def number_text(value: float, form: str) -> str:
     """A number in a format of Python, or ``percent`` for a share of 1. A half is rounded away from zero, whatever its
-    last bits are: sums of the same numbers in different orders, which differ there, are written alike.
+    last bits are: sums of the same numbers in different orders, which differ there, are written alike. Zero has no minus.
 
     >>> number_text(54.15, ".1f"), number_text(54.15000000000001, ".1f"), number_text(-0.0005, "percent")
     ('54.2', '54.2', '-0.1')
+    >>> number_text(-0.04, ".1f"), number_text(-0.04, "+.1f"), number_text(-0.04, "+.2f")
+    ('0.0', '+0.0', '-0.04')
     """
     if form == "percent":
-        value, form = 100 * value, "z.1f"
-    return format(value * (1 + LAST_BITS), form)
+        value, form = 100 * value, ".1f"
+    text = format(value * (1 + LAST_BITS), form)
+    return text if NOT_ZERO.search(text) else format(0.0, form)
 
 
 def kilo(number: float, digits: int = 3) -> str:

@@ -47,8 +47,8 @@ def published_percent(number: "Published | None") -> str:
 
 
 def points(difference: float | None) -> str:
-    """A difference in points, with its sign. Never ``-0.0``."""
-    return "-" if difference is None else number_text(difference, "+z.1f")
+    """A difference in points, with its sign."""
+    return "-" if difference is None else number_text(difference, "+.1f")
 
 
 def versions(environment: Mapping[str, Any]) -> str:

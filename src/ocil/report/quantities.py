@@ -61,7 +61,7 @@ class Quantity:
         what stands before a number that is not negative."""
         if value is None:
             return ""
-        scale, form = (100.0, "z.1f") if self.form == "percent" else (1.0, "z.4g")
+        scale, form = (100.0, ".1f") if self.form == "percent" else (1.0, ".4g")
         if self.form not in ("percent", "bytes", "images", "seconds"):
             form = self.form
 

@@ -189,7 +189,7 @@ def _seeds(cell: MeasuredCell) -> "RenderableType":
             Row.of(
                 result.config.seed,
                 number_text(100 * measures.average_accuracy(result.matrix), ".2f"),
-                "-" if forgetting is None else number_text(100 * forgetting, "z.2f"),
+                "-" if forgetting is None else number_text(100 * forgetting, ".2f"),
                 duration(result.wall_seconds),
                 run.device,
                 result.digest[:12],
