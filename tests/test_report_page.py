@@ -292,6 +292,16 @@ def test_overlap_best_and_second() -> None:
     assert {row.numbers[-1].rank for row in part.rows} == {0}  # the only one is not the best
 
 
+def test_means_that_print_alike_share_a_rank() -> None:
+    """Halves of a digit too, which are rounded away from zero wherever they are shown."""
+    er, mir, aser = (resolve(name, "cifar100", review=False) for name in ("er", "mir", "aser"))
+    cells = (cell_of(er, 0.2225), cell_of(mir, 0.223), cell_of(aser, 0.2))
+    (part,) = (p for p in table1(Collection(cells, ())).grids if p.title == "CIFAR-100")
+    rows = {row.name: row.numbers[-1] for row in part.rows}
+    assert percent(rows["er"].value)[:4] == percent(rows["mir"].value)[:4] == "22.3"
+    assert (rows["er"].rank, rows["mir"].rank, rows["aser"].rank) == (1, 1, 2)
+
+
 def test_forgetting_is_best_when_low(collection: Collection) -> None:
     (part,) = (p for p in table_called("table2", collection).grids if p.measured)
     for column, best in ((0, max), (1, min), (2, min)):

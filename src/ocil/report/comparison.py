@@ -10,7 +10,9 @@ from ocil.methods import METHODS, method
 from ocil.methods.review_label import Label
 from ocil.report.cells import Collection, MeasuredCell, pick, settings_text, title_of
 from ocil.report.papers import ACCURACY, MEASURE_HEADINGS, ColumnKey, Paper, PaperRow, PaperTable, Published
+from ocil.report.ranking import top_two
 from ocil.runs.settings import as_argument
+from ocil.text import number_text
 
 
 @dataclass(frozen=True)
@@ -226,8 +228,7 @@ def _ranked(rows: Sequence[ComparedRow]) -> tuple[ComparedRow, ...]:
 
 
 def _ranks(column: Sequence[ComparedNumber]) -> list[ComparedNumber]:
-    shown = [None if number.value is None else round(100 * number.value.mean, 1) for number in column]
-    values = [value for value in shown if value is not None]
-    best = sorted(set(values), reverse=column[0].column.measure == ACCURACY)[:2] if len(values) > 1 else []
-    ranks: dict[float | None, int] = {value: rank for rank, value in enumerate(best, 1)}
-    return [replace(number, rank=ranks.get(value, 0)) for number, value in zip(column, shown, strict=True)]
+    means = {place: number.value.mean for place, number in enumerate(column) if number.value is not None}
+    order = sorted(means, key=means.__getitem__, reverse=column[0].column.measure == ACCURACY)
+    ranks = top_two({place: number_text(means[place], "percent") for place in order})
+    return [replace(number, rank=ranks.get(place, 0)) for place, number in enumerate(column)]

@@ -9,6 +9,7 @@ from ocil.evaluation.measures import Estimate, estimate
 from ocil.text import escaped
 
 Column = TypeVar("Column", bound=Hashable)
+Name = TypeVar("Name", bound=Hashable)
 MOST_SEEDS, MOST_DIGITS = 100_000, 40
 MOST_PAIRS = 100_000  # of rows whose columns are intersected: more would take long
 
@@ -59,7 +60,7 @@ def ranking(
     return Ranking(chosen, tuple(standings))
 
 
-def top_two(printed: Mapping[str, Hashable]) -> dict[str, int]:
+def top_two(printed: Mapping[Name, Hashable]) -> dict[Name, int]:
     """1 and 2 for the first and the second of numbers as they are printed, best first. Those that print alike share a
     rank; a single number has none."""
     best = list(dict.fromkeys(printed.values()))[:2] if len(printed) > 1 else []
