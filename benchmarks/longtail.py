@@ -1,8 +1,8 @@
 """The table of long-tailed recognition from start to end, without the command line's libraries.
 
 python benchmarks/longtail.py [FIELD=VALUE ...] [--datasets cifar100 mini_imagenet] [--variants ...] [--seeds 3]
-                              [--imbalance 100] [--open 0.2] [--side-by-side N] [--device auto] [--root runs]
-                              [--data-dir DIR] [--json OUT] [--seconds N]
+                              [--first-seed 0] [--imbalance 100] [--open 0.2] [--side-by-side N]
+                              [--device auto] [--root runs] [--data-dir DIR] [--json OUT] [--seconds N]
 
 All runs share the GPU from one thread: they take turns, a replayed step each, on CUDA streams of their own. Threads
 would gain nothing: a replay costs the host little, and while one records its step the others may not touch the device.
@@ -43,7 +43,7 @@ def plan(options: argparse.Namespace) -> list[LongTailConfig]:
             side, fingerprint = max(whole.image_shape[:2]), whole.fingerprint
         found += [
             resolve(variant, name, seed=seed, image_side=side, fingerprint=fingerprint, settings=given)
-            for seed in range(options.seeds)
+            for seed in range(options.first_seed, options.first_seed + options.seeds)
             for variant in options.variants
         ]
     return found
@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--datasets", nargs="+", default=["cifar100", "mini_imagenet"])
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--imbalance", type=float, default=100.0)
     parser.add_argument("--open", type=float, default=0.2)
     parser.add_argument("--side-by-side", type=int, default=0)

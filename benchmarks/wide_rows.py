@@ -9,7 +9,7 @@ each side or none. The cheapest come first, so that a short time on a GPU settle
 """
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,14 +31,14 @@ class WideCell:
     cell: Cell
     interval: float | None
     """To each side, in points. None for fewer than two runs."""
-    lacking: int
+    lacking: tuple[int, ...]
     """Seeds that have no run."""
 
     @property
     def seconds(self) -> float:
         """Of the GPU, for the seeds that it lacks."""
         one = table1_cost.seconds(self.cell.label, self.cell.config.dataset, self.cell.value("memory"))
-        return self.lacking * one
+        return len(self.lacking) * one
 
     @property
     def written(self) -> str:
@@ -52,15 +52,22 @@ class WideCell:
 def wide_cells(results: Path, only: str, points: float, seeds: int) -> Iterator[WideCell]:
     experiment = experiments.read(Path("table1"), seeds=seeds, settings={"precision": PRECISION}, only=only)
     for cell in experiment.cells:
-        paths = [results / config.cell / seed_folder(config.seed) / "result.json" for config in cell.configs]
-        found = [result for path in paths if (result := read_result(path)) is not None]
+        by_seed = {
+            config.seed: read_result(results / config.cell / seed_folder(config.seed) / "result.json")
+            for config in cell.configs
+        }
+        found = [result for result in by_seed.values() if result is not None]
+        lacking = tuple(seed for seed, result in by_seed.items() if result is None)
         interval = estimate([100 * average_accuracy(result.matrix) for result in found]).interval if found else None
-        if len(found) < seeds and (interval is None or interval > points):
-            yield WideCell(cell, interval, seeds - len(found))
+        if lacking and (interval is None or interval > points):
+            yield WideCell(cell, interval, lacking)
 
 
-def experiment_file(cells: Iterable[WideCell], seeds: int) -> str:
-    head = f'title = "Cells of Table I that need more seeds"\nseeds = {seeds}\n\n[settings]\nprecision = "{PRECISION}"'
+def experiment_file(cells: Sequence[WideCell], seeds: int) -> str:
+    """The seeds from the first that any cell lacks: on another machine the runs that there are need not be at hand."""
+    first = min((seed for cell in cells for seed in cell.lacking), default=0)
+    head = f'title = "Cells of Table I that need more seeds"\nseeds = {seeds - first}\nfirst_seed = {first}'
+    head += f'\n\n[settings]\nprecision = "{PRECISION}"'
     return "\n\n".join([head, *(each.written for each in cells)]) + "\n"
 
 
@@ -80,7 +87,7 @@ def main() -> None:
         total += each.seconds
         interval = "-" if each.interval is None else f"{each.interval:.1f}"
         name = f"{each.cell.config.dataset} | {each.cell.label} | {each.cell.value('memory') or '-'}"
-        print(f"| {name} | {interval} | {each.lacking} | {total:.0f} |")
+        print(f"| {name} | {interval} | {len(each.lacking)} | {total:.0f} |")
     if options.out:
         write_bytes(options.out, experiment_file(cells, options.seeds).encode())
 

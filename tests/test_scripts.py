@@ -8,8 +8,10 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,13 @@ from PIL import Image
 
 from ocil.data import Dataset, load
 from ocil.engines.job import Observer, Outcomes, not_started
+from ocil.errors import OcilError
 from ocil.experiments.estimate import MILLISECONDS
 from ocil.experiments.files import read
 from ocil.report.collect import collect
 from ocil.runs.config import resolve
 from tests.conftest import Script
+from tests.data.tiny_sources import tiny_dataset
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("width=1", "memory=20", "memory_batch=5", "tasks=2")
@@ -322,6 +326,50 @@ def test_cells_that_need_more_seeds_become_an_experiment(script: Script, tmp_pat
     cells = read(tmp_path / "more.toml").cells
     assert [[cell.config.dataset, cell.label, str(cell.value("memory"))] for cell in cells] == [row[:3] for row in rows]
     assert all(len(cell.configs) == 2 and cell.config.learner.precision == "bf16" for cell in cells)
+    script("benchmarks/wide_rows", ".", "--only", "dataset=cifar10 method=afs memory=200", *options[2:])
+    (cell,) = read(tmp_path / "more.toml").cells
+    assert [config.seed for config in cell.configs] == [1]
+
+
+def test_what_remains_to_be_measured(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU tests first, then what has the GPU to itself; what fails, or whose data does not come, is named."""
+    listed = script("benchmarks/remaining", "out", "--list", "--wide", "wide.toml").splitlines()
+    assert [line.split()[0] for line in listed] == [
+        "tests",
+        "times",
+        "longtail-cifar100",
+        "longtail-mini_imagenet",
+        "wide",
+    ]
+    assert "test_kernels.py" in listed[0]
+    started: list[list[str]] = []
+
+    def run(words: list[str], **_: Any) -> Any:
+        started.append(words)
+        return subprocess.CompletedProcess(words, int("pytest" in words))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(0.01))
+    cifar10, cifar100 = (replace(tiny_dataset(), name=name) for name in ("cifar10", "cifar100"))
+    loaded: dict[str, list[Dataset | None]] = {"cifar100": [None, cifar100], "cifar10": [cifar10]}  # None: on its way
+
+    def load_dataset(name: str, folder: Path | None) -> Dataset:
+        found = loaded.get(name, [None])
+        if (dataset := found.pop(0) if len(found) > 1 else found[0]) is None:
+            raise OcilError("not there")
+        return dataset
+
+    monkeypatch.setattr("ocil.data.load", load_dataset)
+    said = script("benchmarks/remaining", "out", "--limit", 1, "--wide", "wide.toml", "--data-dir", "data", code=1)
+    assert [Path(words[1]).stem for words in started[:2]] == ["-m", "cell"]
+    assert sorted(Path(words[1]).stem for words in started[2:]) == ["cell", "longtail"]
+    for words in started[1:]:
+        assert words[-2:] == ["--data-dir", "data"]
+        assert 0 <= int(words[-3]) <= 1
+        assert words[-5].startswith("out/")
+    assert "tests: exit code 1, see out/tests.log" in said
+    assert "longtail-mini_imagenet: its time was over, or its dataset did not come" in said
 
 
 def idx(array: np.ndarray) -> bytes:
