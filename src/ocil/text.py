@@ -53,7 +53,8 @@ def _escaped(letter: str) -> str:
 
 def number_text(value: float, form: str) -> str:
     """A number in a format of Python, or ``percent`` for a share of 1. A half is rounded away from zero, whatever its
-    last bits are: sums of the same numbers in different orders, which differ there, are written alike. Zero has no minus.
+    last bits are: sums of the same numbers in different orders, which differ there, are written alike. Zero has no
+    minus.
 
     >>> number_text(54.15, ".1f"), number_text(54.15000000000001, ".1f"), number_text(-0.0005, "percent")
     ('54.2', '54.2', '-0.1')
