@@ -9,7 +9,9 @@ DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u
 
 NOT_ZERO = re.compile("[1-9]|nan|inf", re.IGNORECASE)
 LAST_BITS = 1e-11  # relative: what is nearer to a half than this is meant to be one
-SPELLED = {"±": "+-", "→": "->", "·": ".", "×": "x", "–": "-", "−": "-", "…": "..."}
+SPELLED = {"±": "+-", "→": "->", "·": ".", "•": "*", "×": "x", "–": "-", "−": "-", "…": "..."} | dict(
+    zip("▁▂▃▄▅▆▇█░▒▓", "_.:-=+*#.+*", strict=True)  # curves and shades
+)
 """How characters are written where the output cannot have them."""
 
 
