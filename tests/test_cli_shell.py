@@ -206,13 +206,15 @@ def test_output_in_another_encoding_than_utf8(encoding: str) -> None:
 from ocil.cli import console, main
 console.accept_all_text()
 console.print_table(("method", "accuracy %"), [("er ▁█ ü", "31.8 ± 16.5 → 2")])
+console.print_line("curve █▇▆▅▄▃▂▁, shades ░▒▓█")
 main(["methods"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(PYTHONIOENCODING=encoding))
     assert (done.returncode, done.stderr) == (0, b"")
     shown = done.stdout.decode(encoding)
     assert ("31.8 +- 16.5 -> 2" if encoding == "ascii" else "31.8 ± 16.5 -> 2") in shown
-    assert ("er ?? ?" if encoding == "ascii" else "er ?? ü") in shown
+    assert ("er _# ?" if encoding == "ascii" else "er _# ü") in shown
+    assert "curve #*+=-:._, shades .+*#" in shown
     assert len({len(line) for line in shown.splitlines()[:5]}) == 1  # the frame of the table is straight
 
 

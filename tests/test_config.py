@@ -343,7 +343,15 @@ def test_a_label_of_tables_is_no_method_and_says_which_it_is(label: str, value: 
 
 
 @pytest.mark.parametrize(
-    ("typo", "meant"), [("afss", "afs"), ("erx", "er"), ("fine_tuen", "fine-tune"), ("iid-ofline", "iid-offline")]
+    ("typo", "meant"),
+    [
+        ("afss", "afs"),
+        ("erx", "er"),
+        ("fine_tuen", "fine-tune"),
+        ("iid-ofline", "iid-offline"),
+        ("ace-er", "er-ace"),
+        ("re", "er"),
+    ],
 )
 def test_method_typos(typo: str, meant: str) -> None:
     with pytest.raises(OcilError, match=f"unknown method '{typo}'. Did you mean '{meant}'"):

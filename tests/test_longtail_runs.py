@@ -844,6 +844,7 @@ def test_a_single_run_of_another_process_is_in_use(made: Path, tmp_path: Path) -
     ("words", "message"),
     [
         (("run", "oltr-rfld2"), "Did you mean 'oltr-rfld'"),
+        (("run", "oltr-rfdl"), "Did you mean 'oltr-rfld'"),
         (("run", "oltr", "--set", "epoch=3"), "unknown setting 'epoch'"),
         (("run", "oltr", "--set", "epochs1"), "FIELD=VALUE"),
         (("run", "oltr", "--imbalance", 0), "imbalance"),

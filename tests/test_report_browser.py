@@ -248,6 +248,32 @@ def test_headings_are_whole_words_and_nothing_overflows(visit: Any, width: int) 
     assert cut == []
 
 
+def test_on_a_phone_names_of_rows_break_between_words_only(tmp_path: Path, pages: Pages) -> None:
+    for settings in ({}, {"memory_batch": 20}, {"optimizer": "adamw", "momentum": 0.0}):
+        save(tmp_path, resolve("er", "cifar100", settings=settings), level=0.2)
+    written = write(collect([tmp_path]), tmp_path / "report").page
+    page = pages.open({}, viewport={"width": 390, "height": 844})
+    page.goto(written.as_uri())
+    pieces, broken = page.evaluate("""() => {
+      const pieces = [], broken = [];
+      for (const name of document.querySelectorAll("tbody th")) {
+        const texts = document.createTreeWalker(name, NodeFilter.SHOW_TEXT);
+        while (texts.nextNode()) for (const found of texts.currentNode.data.matchAll(/[^\\s-]+/g)) {
+          const range = document.createRange();
+          range.setStart(texts.currentNode, found.index);
+          range.setEnd(texts.currentNode, found.index + found[0].length);
+          const lines = new Set([...range.getClientRects()].map((box) => box.top));
+          if (lines.size) pieces.push(found[0]);
+          if (lines.size > 1) broken.push(found[0]);
+        }
+      }
+      return [pieces, broken];
+    }""")
+    pages.close(page)
+    assert {"memory_", "batch=", "20", "optimizer=", "adamw"} <= set(pieces)
+    assert broken == []
+
+
 @pytest.mark.parametrize(("width", "height"), [(390, 844), (900, 900), (1400, 900)])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_first_screen_answers_with_words_and_a_figure(visit: Any, width: int, height: int, scheme: str) -> None:

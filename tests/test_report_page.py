@@ -701,7 +701,7 @@ def test_a_method_without_weights_is_left_out_of_the_bias_figures(tmp_path: Path
 class Page(html.parser.HTMLParser):
     """Checks that tags nest, and gathers what matters."""
 
-    VOID = frozenset({"meta", "br", "link", "input", "img"})
+    VOID = frozenset({"meta", "br", "wbr", "link", "input", "img"})
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -323,6 +323,13 @@ def test_standings_as_numbers(found: Entries) -> None:
     assert lines["mir"]["difference"] == ""  # they share no seed
 
 
+def test_bounds_are_no_methods_to_rank(tmp_path: Path) -> None:
+    for name in ("fine-tune", "er", "iid-offline"):
+        store(tmp_path, resolve(name, BIRDS, memory=0 if name != "er" else 100), {0: 0.5})
+    note = standings_table(Standings(entries(collect([tmp_path]).cells))).note
+    assert note == "No column has two methods other than the bounds (fine-tune, iid-offline), so there are no ranks."
+
+
 def test_streams_are_columns_and_settings_are_rows(tmp_path: Path) -> None:
     for settings in ({}, {"boundary": "blurry"}, {"lr": 0.2}, {"evaluate_every": 5}):
         store(tmp_path, resolve("er", BIRDS, memory=100, settings=settings), {0: 0.5, 1: 0.5})

@@ -54,9 +54,18 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def close_to(word: str, known: Iterable[str]) -> str:
-    """The first part of ``suggest``, where the known names may be too many to list; empty if none is close."""
-    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.5)
-    return f" Did you mean '{close[0]}'?" if close else ""
+    """The first part of ``suggest``, where the known names may be too many to list; empty if none is close.
+
+    A name of the same letters in another order is closer than any other: a slip of the keyboard, or parts that are
+    swapped.
+
+    >>> close_to("ace-er", ["aser", "er-ace"]), close_to("re", ["er", "stride"])
+    (" Did you mean 'er-ace'?", " Did you mean 'er'?")
+    """
+    lower = {name.lower(): name for name in known}
+    same_letters = [name for name in lower if sorted(name) == sorted(word.lower())]
+    close = difflib.get_close_matches(word.lower(), same_letters or lower, n=1, cutoff=0.0 if same_letters else 0.5)
+    return f" Did you mean '{lower[close[0]]}'?" if close else ""
 
 
 @contextmanager

@@ -9,7 +9,9 @@ DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u
 
 NOT_ZERO = re.compile("[1-9]|nan|inf", re.IGNORECASE)
 LAST_BITS = 1e-11  # relative: what is nearer to a half than this is meant to be one
-SPELLED = {"±": "+-", "→": "->", "·": ".", "×": "x", "–": "-", "−": "-", "…": "..."}
+SPELLED = {"±": "+-", "→": "->", "·": ".", "•": "*", "×": "x", "–": "-", "−": "-", "…": "..."} | dict(
+    zip("▁▂▃▄▅▆▇█░▒▓", "_.:-=+*#.+*", strict=True)  # curves and shades
+)
 """How characters are written where the output cannot have them."""
 
 
@@ -53,7 +55,8 @@ def _escaped(letter: str) -> str:
 
 def number_text(value: float, form: str) -> str:
     """A number in a format of Python, or ``percent`` for a share of 1. A half is rounded away from zero, whatever its
-    last bits are: sums of the same numbers in different orders, which differ there, are written alike. Zero has no minus.
+    last bits are: sums of the same numbers in different orders, which differ there, are written alike. Zero has no
+    minus.
 
     >>> number_text(54.15, ".1f"), number_text(54.15000000000001, ".1f"), number_text(-0.0005, "percent")
     ('54.2', '54.2', '-0.1')

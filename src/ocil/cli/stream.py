@@ -171,9 +171,9 @@ def _map(found: "Timeline") -> list[str]:
     counts = [found.counts[first : first + together].sum(0) for first in starts]
     names = [found.names[first] + ("" if together == 1 else ", ...") for first in starts]
     most, width = max(row.max() for row in counts), min(24, max(map(cell_len, names)))
-    lines = ["what arrives when: the darker, the more samples", ""]
+    lines = ["what arrives when: the denser, the more samples", ""]
     for name, row in zip(names, counts, strict=True):
-        # The lightest shade is for a single sample, the darkest for the most in one span.
+        # The thinnest shade is for a single sample, the densest for the most in one span.
         shades = "".join(SHADES[0 if not n else max(1, round(4 * n / most))] for n in row.tolist())
         shown = set_cell_size(name, min(width, cell_len(name)))
         lines.append(f"{' ' * (width - cell_len(shown))}{shown} {shades}")

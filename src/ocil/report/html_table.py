@@ -1,6 +1,7 @@
 """A table as HTML. Names in it may come from anywhere, so all text is escaped."""
 
 import html as html_module
+import re
 
 from ocil.report.table import MINUS, NOT_MEASURED, About, Column, Row, Table, Value, verdict
 
@@ -71,7 +72,7 @@ def _html_compared(value: Value, column: Column) -> str:
 
 def _linked(value: Value, column: Column, classes: str = "") -> str:
     text = "–" if value.text == "-" else value.text
-    text = _html_text(text.replace("-", MINUS) if _is_number(column) else text)
+    text = _html_text(text.replace("-", MINUS)) if _is_number(column) else _breakable(text)
     if not value.anchor:
         return f'<span class="{classes}">{text}</span>' if classes else text
     return f'<a{_attribute("class", classes)} href="#{value.anchor}" data-cell="{value.anchor}">{text}</a>'
@@ -83,6 +84,11 @@ def _is_number(column: Column) -> bool:
 
 def _attribute(name: str, value: str) -> str:
     return f' {name}="{_html_text(value)}"' if value else ""
+
+
+def _breakable(text: str) -> str:
+    """A narrow column breaks long settings behind ``_`` and ``=``, not inside a word."""
+    return re.sub("([_=])(?=[^ ])", r"\1<wbr>", _html_text(text))
 
 
 def _html_text(text: str) -> str:

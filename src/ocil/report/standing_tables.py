@@ -238,7 +238,9 @@ def ranking_text(standings: Standings) -> str:
     over, columns = standings.ranking.columns, standings.entries.columns
     complete = sum(standing.mean_rank is not None for standing in standings.ranking.standings)
     if not over:
-        return "No column has two methods, so there are no ranks."
+        bounds = ", ".join(entry.name for entry in standings.entries.all if entry.bound)
+        other = f" other than the bounds ({bounds})" if bounds else ""
+        return f"No column has two methods{other}, so there are no ranks."
     to = "" if len(_short_reference(standings)) <= LONGEST else f" Differences are to {_short_reference(standings)}."
     text = f"Ranks are among the {complete} methods that were run on all of: {_columns_text(over)}."
     if rest := len(columns) - len(over):
