@@ -24,6 +24,11 @@ def as_argument(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def refuse_no_dictionary(name: str, given: object, example: str) -> None:
+    if not isinstance(given, Mapping):
+        raise OcilError(f"{name} = {given!r} must be a dictionary, such as {example}.")
+
+
 def refuse_unknown(name: str, given: Iterable[str], known: set[str]) -> None:
     for key in given:
         if key not in known:
