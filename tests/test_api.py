@@ -57,6 +57,16 @@ def test_results_are_told_as_they_come(tiny_npz: Path, tmp_path: Path) -> None:
     assert told == found * 2
 
 
+def test_numbers_of_numpy_make_the_same_runs(results: list[Result], tiny_npz: Path, tmp_path: Path) -> None:
+    (wanted,) = (result for result in results if result.config.seed == 1 and result.config.method == "fine-tune")
+    settings = {"width": np.int64(2), "tasks": np.int32(2)}
+    config = ocil.resolve("fine-tune", str(tiny_npz), seed=np.int64(1), settings=settings)  # type: ignore[arg-type]
+    one: Any = np.int64(1)
+    (found,) = ocil.run_many([config], tmp_path, workers=one, threads=one, device="cpu")
+    assert (found.config, found.digest) == (wanted.config, wanted.digest)
+    assert ocil.load_results(tmp_path, seeds=np.arange(3)) == [found]
+
+
 def test_the_folders_are_those_of_the_command_line(results: list[Result], tiny: ocil.Dataset) -> None:
     assert {result.config.fingerprint for result in results} == {tiny.fingerprint}
 
@@ -481,8 +491,9 @@ def test_results_on_disk(results: list[Result], tiny_npz: Path, tmp_path: Path) 
         ocil.load_results(tmp_path / "none")
     with pytest.raises(ocil.OcilError, match="is not the name of a folder"):
         ocil.load_results([tmp_path])  # type: ignore[arg-type]
-    with pytest.raises(ocil.OcilError, match="seeds = 1 is not a list of seeds"):
-        ocil.load_results(tmp_path, seeds=1)  # type: ignore[arg-type]
+    for seed in (1, 1.0, np.int64(1)):
+        with pytest.raises(ocil.OcilError, match="is not a list of seeds"):
+            ocil.load_results(tmp_path, seeds=seed)  # type: ignore[arg-type]
     with pytest.raises(ocil.OcilError, match="name the folders of the runs"):
         ocil.load_results()
 

@@ -433,8 +433,9 @@ def test_a_search_takes_settings_as_resolve_does(six: Dataset, tmp_path: Path) -
     ocil.register(ocil.MethodInfo("own", OwnER, "like er", "-"))
     six.save(tmp_path / "six.npz")
     shared = {"network": Tiny, "task_sizes": (3, 2, 1), "arrival_order": list("fedcba"), "lr": None, "own": [1]}
-    space = {"lr": (None, 0.2), "steps": iter((1, 2))}
-    where = {"memory": 20, "review": False, "settings": shared, "seeds": 1, "out": tmp_path / "s"}
+    space = {"lr": (None, 0.2), "steps": np.array([1, 2])}
+    numbers = {"tasks": np.int64(2), "seeds": np.int64(1), "validation": np.float32(0.1)}
+    where = {"memory": 20, "review": False, "settings": shared, "out": tmp_path / "s", **numbers}
     found = search.Search.prepare("own", str(tmp_path / "six.npz"), space, **where)  # type: ignore[arg-type]
     assert found.points == [{"lr": lr, "steps": steps} for lr in (None, 0.2) for steps in (1, 2)]
     assert [(config.learner.lr, config.learner.steps) for config in found.configs] == [  # type: ignore[attr-defined]
@@ -452,6 +453,7 @@ def test_a_search_takes_settings_as_resolve_does(six: Dataset, tmp_path: Path) -
     assert choice is not None
     record = json.loads(save_record(found, record_of(found, outcomes, choice)).read_text())
     assert record["grid"] == {"lr": ["default", "0.2"], "steps": ["1", "2"]}
+    assert (record["seeds"], record["validation_share"]) == (1, 0.1)
     assert record["settings"]["network"] == "module:tests.networks_to_try:Tiny"
     assert record["chosen"] == record["scores"][0]["values"] == {"lr": "default", "steps": "1"}
 
@@ -471,6 +473,19 @@ def test_what_is_no_search_from_python(six: Dataset, tmp_path: Path, space: Any,
     with pytest.raises(OcilError, match=says):
         ocil.tune("er", space, str(tmp_path / "six.npz"), settings=settings, root=tmp_path / "s")
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ({"tasks": 1.5}, "tasks = 1.5 is not a whole number."),
+        ({"tasks": True}, "tasks = True is not a whole number."),
+        ({"validation": None}, "validation = None is not a number."),
+    ],
+)
+def test_a_search_on_a_number_that_is_none(tmp_path: Path, numbers: Any, says: str) -> None:
+    with pytest.raises(OcilError, match=says):
+        ocil.tune("er", {"lr": [0.1]}, root=tmp_path / "s", **numbers)
 
 
 def searched_stream(dataset: Dataset, folder: Path, **settings: str) -> Stream:

@@ -358,7 +358,7 @@ def load_results(*folders: Path | str, seeds: Iterable[int] | None = None) -> "l
     for folder in folders:
         if not isinstance(folder, str | PathLike):
             raise OcilError(f"{folder!r} is not the name of a folder: give ocil.load_results('runs', 'more').")
-    if isinstance(seeds, int | str):
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable | None):
         raise OcilError(f"seeds = {seeds!r} is not a list of seeds, such as [0, 1] or range(10).")
     found = collect(folders, None if seeds is None else frozenset(seeds))
     for warning in found.warnings:

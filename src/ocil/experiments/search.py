@@ -38,6 +38,7 @@ from ocil.runs.features import Encoder, features_of
 from ocil.runs.folder import is_folder
 from ocil.runs.naming import readable, short_digest
 from ocil.runs.results import Result
+from ocil.runs.settings import read_as
 from ocil.runs.stream_run import StreamRun
 from ocil.streams.long_tail import counts_of, is_long_tailed
 
@@ -103,6 +104,7 @@ class Search:
         vectors; by default they are computed on the CPU, or read from the data folder.
         """
         name, seeds = method_info(method).name, seed_count(seeds)
+        tasks, validation = read_as("tasks", tasks, int), read_as("validation", validation, float)
         space, settings = {} if space is None else space, {} if settings is None else settings
         searched = SearchSpace(name, space, memory, review, settings)
         dataset = DEFAULT if dataset is None else dataset

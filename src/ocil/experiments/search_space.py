@@ -7,6 +7,7 @@ from typing import Any
 
 from ocil.data import Dataset
 from ocil.errors import OcilError
+from ocil.limits import python_value
 from ocil.methods import method as method_info
 from ocil.networks.registry import spec_of
 from ocil.runs.config import RunConfig, facts_of, resolve
@@ -105,6 +106,6 @@ def _listed(name: str, values: Any) -> list[Any]:
     """The values to try of a setting. Raises if they are no list, or none at all."""
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise OcilError(f"{name} = {values!r} is not a list of values to try: give [{values!r}].")
-    if not (found := list(values)):
+    if not (found := [python_value(value) for value in values]):
         raise OcilError(f"{name} = [] has no value to try: give some, or leave {name} out.")
     return found

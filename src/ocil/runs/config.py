@@ -73,7 +73,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         info, learner = method(self.method), self.learner
-        check_seed(self.seed)
+        object.__setattr__(self, "seed", check_seed(self.seed))
         refuse_without_task_ends(info, learner, self.stream)
         if not info.memory:
             return
