@@ -189,8 +189,14 @@ def _length_of(config: RunConfig, dataset: Dataset, arrivals: Order | None = Non
 
 
 def _check_evaluations(stream: Stream) -> None:
-    """Raise if a group has no test images, if there are too few of them, or if a result cannot hold all counts."""
+    """Raise if a group has no test images, if there are too few of them, if evaluations are asked for that would never
+    come, or if a result cannot hold all counts."""
     tested_per_group(stream)
+    if (every := stream.config.evaluate_every) > len(stream):
+        raise OcilError(
+            f"evaluate_every = {every} is more than the {len(stream)} batches of the stream: no evaluation would come "
+            "besides those after each task. Give a smaller one (--set evaluate_every=N), or leave it out."
+        )
     for evaluator in (AnytimeEvaluator, Prequential):
         evaluator(stream)  # raises
 
