@@ -1,11 +1,14 @@
 """The functions of ``ocil.api``, and the page that promises them."""
 
 import ast
+import gc
 import json
 import math
 import re
 import runpy
 import sys
+import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -585,6 +588,39 @@ def test_runs_with_other_settings_have_other_names(results: list[Result], tiny_n
     assert found.names == names == list(found.accuracy)
     rows = [[value.text for value in row.values[:2]] for row in found.table.rows]
     assert rows == [["fine-tune", "-"], ["er lr=0.1", "20"], ["er lr=0.05", "20"], ["er lr=0.1", "30"]]
+
+
+def test_the_error_of_a_method_is_the_cause(tiny_npz: Path, tmp_path: Path) -> None:
+    """So a debugger, a notebook and a traceback show the user's own line. What the run held is not kept with it."""
+    made: list[weakref.ref[Any]] = []
+
+    class Wrong(METHODS["fine-tune"].load()):  # type: ignore[misc]
+        def learn(self, x: torch.Tensor, y: torch.Tensor) -> None:
+            made.append(weakref.ref(self))
+            _ = 1 / 0
+
+    ocil.register(ocil.MethodInfo("wrong", Wrong, "-", "-", memory=False))
+    config = ocil.resolve("wrong", str(tiny_npz), settings={"width": 1, "tasks": 2})
+    with pytest.raises(ocil.OcilError, match="ZeroDivisionError") as raised:
+        ocil.run_many([config], tmp_path, workers=1, device="cpu")
+    cause = raised.value.__cause__
+    assert isinstance(cause, ZeroDivisionError)
+    assert traceback.extract_tb(cause.__traceback__)[-1].line == "_ = 1 / 0"
+    gc.collect()
+    assert made[0]() is None
+
+
+def test_the_error_of_a_function_that_makes_a_dataset_is_kept(tmp_path: Path) -> None:
+    def made() -> ocil.Dataset:
+        raise KeyError("nothing")
+
+    ocil.register(ocil.DatasetSource("gone", made))
+    with pytest.raises(ocil.OcilError, match=r"the dataset 'gone' .* cannot be made") as raised:
+        ocil.run(ocil.resolve("fine-tune", "gone"), tmp_path, device="cpu")
+    causes: list[BaseException] = [raised.value]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    assert isinstance(causes[-1], KeyError)
 
 
 def test_a_search(tiny_npz: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def named_dataset(config: RunConfig, data_dir: Path | str | None = None, how: st
     except OcilError as error:
         if name in CATALOG or Path(name).suffix:
             raise
-        raise OcilError(f"{error} If it is one that you made in Python, {how}.") from None
+        raise OcilError(f"{error} If it is one that you made in Python, {how}.") from error
     if config.made_for and config.made_for != found.fingerprint:
         changed = f"the dataset that is found as '{name}' is not the one that this configuration was made for"
         raise OcilError(f"{changed}: {how}. Give a dataset that you changed a name of its own.")
@@ -171,7 +171,7 @@ class Checks:
             except OcilError as error:
                 if config is configs[0]:
                     raise
-                raise OcilError(f"seed {config.seed}: {error}") from None
+                raise OcilError(f"seed {config.seed}: {error}") from error
             lengths.add(length)
 
     def _known_length(self, config: RunConfig) -> StreamLength:

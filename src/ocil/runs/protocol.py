@@ -237,7 +237,14 @@ class Run(Protocol):
         """The error as one line for a person, in a form that other processes can read.
 
         An ``OcilError`` is returned unchanged, unless it is of a class of the user's own: then its message is kept.
+        Another error is the cause of the one that is returned, as long as that stays in this process.
         """
+        found = self._in_one_line(error)
+        if found is not error:
+            found.__cause__ = error
+        return found
+
+    def _in_one_line(self, error: Exception | SystemExit) -> Exception:
         if isinstance(error, SystemExit):
             return OcilError(
                 f"{self.name}: its code ends the program ({code_location(error)}): raise an error instead."
