@@ -20,7 +20,7 @@ from ocil.experiments.estimate import Size, cost_of_run
 from ocil.report.collect import collect
 from ocil.report.papers import load
 from ocil.report.show import renderables
-from ocil.runs.build import build
+from ocil.runs.build import build, check
 from ocil.runs.config import RunConfig, resolve
 from ocil.runs.protocol import Interrupted, Workspace
 from ocil.runs.results import Result, sealed
@@ -141,6 +141,14 @@ def test_it_is_shown_and_counted(tiny: Dataset, tmp_path: Path) -> None:
     assert re.search(r", lowest \d+\.\d %", text)
     size = Size(100, 50, 4, (8, 8, 3))
     assert cost_of_run(configured(), size).images > cost_of_run(configured(evaluate_every=0), size).images
+
+
+def test_evaluations_that_would_never_come_are_refused(tiny: Dataset, tmp_path: Path) -> None:
+    late = configured(evaluate_every=10_000)
+    with pytest.raises(OcilError, match=r"evaluate_every = 10000 is more than the \d+ batches of the stream: no eval"):
+        run(late, tmp_path, dataset=tiny, device="cpu")
+    assert not list(tmp_path.iterdir())
+    check(configured(evaluate_every=len(Stream(tiny, late.stream))), tiny)
 
 
 def test_a_negative_number_is_refused() -> None:

@@ -1,11 +1,14 @@
 """The functions of ``ocil.api``, and the page that promises them."""
 
 import ast
+import gc
 import json
 import math
 import re
 import runpy
 import sys
+import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -55,6 +58,16 @@ def test_results_are_told_as_they_come(tiny_npz: Path, tmp_path: Path) -> None:
     assert told == found  # that of the finished run too
     ocil.run_many(configs(tiny_npz, "fine-tune", "er"), tmp_path, workers=1, device="cpu", on_result=told.append)
     assert told == found * 2
+
+
+def test_numbers_of_numpy_make_the_same_runs(results: list[Result], tiny_npz: Path, tmp_path: Path) -> None:
+    (wanted,) = (result for result in results if result.config.seed == 1 and result.config.method == "fine-tune")
+    settings = {"width": np.int64(2), "tasks": np.int32(2)}
+    config = ocil.resolve("fine-tune", str(tiny_npz), seed=np.int64(1), settings=settings)  # type: ignore[arg-type]
+    one: Any = np.int64(1)
+    (found,) = ocil.run_many([config], tmp_path, workers=one, threads=one, device="cpu")
+    assert (found.config, found.digest) == (wanted.config, wanted.digest)
+    assert ocil.load_results(tmp_path, seeds=np.arange(3)) == [found]
 
 
 def test_the_folders_are_those_of_the_command_line(results: list[Result], tiny: ocil.Dataset) -> None:
@@ -481,8 +494,9 @@ def test_results_on_disk(results: list[Result], tiny_npz: Path, tmp_path: Path) 
         ocil.load_results(tmp_path / "none")
     with pytest.raises(ocil.OcilError, match="is not the name of a folder"):
         ocil.load_results([tmp_path])  # type: ignore[arg-type]
-    with pytest.raises(ocil.OcilError, match="seeds = 1 is not a list of seeds"):
-        ocil.load_results(tmp_path, seeds=1)  # type: ignore[arg-type]
+    for seed in (1, 1.0, np.int64(1)):
+        with pytest.raises(ocil.OcilError, match="is not a list of seeds"):
+            ocil.load_results(tmp_path, seeds=seed)  # type: ignore[arg-type]
     with pytest.raises(ocil.OcilError, match="name the folders of the runs"):
         ocil.load_results()
 
@@ -576,20 +590,53 @@ def test_runs_with_other_settings_have_other_names(results: list[Result], tiny_n
     assert rows == [["fine-tune", "-"], ["er lr=0.1", "20"], ["er lr=0.05", "20"], ["er lr=0.1", "30"]]
 
 
+def test_the_error_of_a_method_is_the_cause(tiny_npz: Path, tmp_path: Path) -> None:
+    """So a debugger, a notebook and a traceback show the user's own line. What the run held is not kept with it."""
+    made: list[weakref.ref[Any]] = []
+
+    class Wrong(METHODS["fine-tune"].load()):  # type: ignore[misc]
+        def learn(self, x: torch.Tensor, y: torch.Tensor) -> None:
+            made.append(weakref.ref(self))
+            _ = 1 / 0
+
+    ocil.register(ocil.MethodInfo("wrong", Wrong, "-", "-", memory=False))
+    config = ocil.resolve("wrong", str(tiny_npz), settings={"width": 1, "tasks": 2})
+    with pytest.raises(ocil.OcilError, match="ZeroDivisionError") as raised:
+        ocil.run_many([config], tmp_path, workers=1, device="cpu")
+    cause = raised.value.__cause__
+    assert isinstance(cause, ZeroDivisionError)
+    assert traceback.extract_tb(cause.__traceback__)[-1].line == "_ = 1 / 0"
+    gc.collect()
+    assert made[0]() is None
+
+
+def test_the_error_of_a_function_that_makes_a_dataset_is_kept(tmp_path: Path) -> None:
+    def made() -> ocil.Dataset:
+        raise KeyError("nothing")
+
+    ocil.register(ocil.DatasetSource("gone", made))
+    with pytest.raises(ocil.OcilError, match=r"the dataset 'gone' .* cannot be made") as raised:
+        ocil.run(ocil.resolve("fine-tune", "gone"), tmp_path, device="cpu")
+    causes: list[BaseException] = [raised.value]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    assert isinstance(causes[-1], KeyError)
+
+
 def test_a_search(tiny_npz: Path, tmp_path: Path) -> None:
     choice = ocil.tune(
         "er",
         {"lr": [0.03, 0.1], "momentum": [0]},
         str(tiny_npz),
         memory=20,
-        settings=SMALL,
+        settings=SMALL | {"review_every": None},
         tasks=1,
         seeds=1,
         root=tmp_path,
         workers=1,
         device="cpu",
     )
-    assert choice.point.keys() == {"lr", "momentum"}
+    assert choice.point == {"lr": choice.config.learner.lr, "momentum": 0}
     assert choice.config.stream.tasks == 2
     assert (tmp_path / "tuning.json").is_file()
 

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Optional, get_args, get_origin, get_type_hints
@@ -718,3 +719,52 @@ def test_bf16_is_for_gpus_that_have_it(
     assert precision.on(torch.device(device), "fp32") == "fp32"
     monkeypatch.setattr(torch.version, "hip", "7.0")
     assert precision.on(torch.device("cuda"), "bf16") == "bf16"
+
+
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    """Nothing that JSON cannot hold, no other name of the same run, and no float32 with digits that nobody wrote."""
+    plain = {
+        "lr": 0.1,
+        "memory_batch": 5,
+        "blurry_share": 0.3,
+        "task_sizes": [4, 6],
+        "review": True,
+        "boundary": "blurry",
+    }
+    numpy = {
+        "lr": np.float32(0.1),
+        "memory_batch": np.int16(5),
+        "blurry_share": np.float64(0.3),
+        "task_sizes": np.array([4, 6]),
+        "review": np.bool_(True),
+        "boundary": np.str_("blurry"),
+    }
+    known = {"classes": 10, "train": 2000}
+    wanted = resolve("er", "own", memory=50, seed=3, settings=plain, **known)  # type: ignore[arg-type]
+    facts = {name: np.int64(value) for name, value in known.items()}
+    found = resolve("er", "own", memory=np.int64(50), seed=np.uint8(3), settings=numpy, **facts)  # type: ignore[arg-type]
+    assert (found, found.cell) == (wanted, wanted.cell)
+    assert json.dumps(found.to_json()) == json.dumps(wanted.to_json())
+
+
+def test_config_classes_take_numbers_of_numpy() -> None:
+    stream = StreamConfig(tasks=np.int64(2), blurry_share=np.float32(0.3), class_counts=[np.int64(7)] * 3)  # type: ignore[arg-type]
+    learner = ERConfig(memory=np.int64(50), lr=np.float32(0.1))  # type: ignore[arg-type]
+    found = json.loads(json.dumps(RunConfig("er", "own", stream=stream, learner=learner).to_json()))
+    assert (found["stream"]["blurry_share"], found["stream"]["class_counts"]) == (0.3, [7, 7, 7])
+    assert (found["learner"]["memory"], found["learner"]["lr"]) == (50, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"seed": np.array([1, 2])}, "seed = array([1, 2]) is not a whole number."),
+        ({"seed": np.float64(1)}, "seed = np.float64(1.0) is not a whole number."),
+        ({"memory": np.array([20, 50])}, "memory = [20, 50] is not a whole number."),
+        ({"settings": {"boundary": np.array(["iid", "none"])}}, "boundary = ['iid', 'none'] is not a choice."),
+        ({"settings": {3: 4}}, "unknown setting '3' for er."),
+    ],
+)
+def test_arrays_where_a_number_is_meant_are_refused(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(OcilError, match=re.escape(says)):
+        resolve("er", **arguments)

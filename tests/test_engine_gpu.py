@@ -209,6 +209,21 @@ def test_stopping_leaves_what_has_not_begun(tmp_path: Path) -> None:
     assert all(isinstance(outcome, Result) for outcome in again)
 
 
+def test_once_it_is_to_stop_no_other_dataset_is_loaded(tmp_path: Path, dataset: Dataset) -> None:
+    (first,), there = configs(tmp_path, "fine-tune", 1), False
+    other = resolve("fine-tune", str(tmp_path / "damaged.npz"), settings=SETTINGS)
+    Path(other.dataset).write_text("Loading this is an error.")
+
+    def settled(run: Run, event: object) -> None:
+        nonlocal there
+        there = there or isinstance(event, Result)
+
+    job, observer = Job(tmp_path / "out", "cpu", tmp_path), Observer(settled, lambda: there)
+    outcomes = run_all([first, other], job, observer)
+    assert isinstance(outcomes[0], Result)
+    assert isinstance(outcomes[1], Interrupted)
+
+
 @pytest.mark.usefixtures("dataset")
 def test_a_full_device_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: ActiveStreamRun) -> None:

@@ -1,31 +1,33 @@
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 
+import ocil
 from ocil import data
 from ocil.data import Dataset
 from ocil.engines import execute
-from ocil.engines.job import Job
+from ocil.engines.job import Job, Outcomes
 from ocil.errors import OcilError
 from ocil.evaluation.measures import estimate
 from ocil.experiments import search
 from ocil.experiments.search_record import record_of, save_record
 from ocil.experiments.search_split import search_split, write_data
-from ocil.methods.er import ER
+from ocil.methods.er import ER, ERConfig
 from ocil.runs.build import build
-from ocil.runs.config import RunConfig, resolve
+from ocil.runs.config import RunConfig, facts_of, resolve
 from ocil.runs.protocol import Interrupted, RunKey
 from ocil.runs.results import Result
 from ocil.runs.stream_run import ActiveStreamRun, StreamRun
 from ocil.streams import Stream
 from tests.conftest import Call, Said, left_over, one_error
+from tests.networks_to_try import Tiny
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 
@@ -414,6 +416,76 @@ def test_a_search_from_python(six: Dataset, tmp_path: Path) -> None:
     assert (choice.config.learner.lr, choice.config.stream.tasks) == (float(choice.point["lr"]), TASKS)
     record = json.loads(save_record(found, record_of(found, outcomes, choice)).read_text())
     assert (record["chosen"], record["grid"]) == (choice.point, {"lr": ["0.1", "0.01"]})
+
+
+@dataclass(frozen=True)
+class OwnConfig(ERConfig):
+    own: Any = None
+    steps: Literal[1, 2] = 1
+
+
+class OwnER(ER):
+    Config = OwnConfig
+
+
+def test_a_search_takes_settings_as_resolve_does(six: Dataset, tmp_path: Path) -> None:
+    """A factory, None for the default, values of other kinds than text, whatever a setting of one's own may hold."""
+    ocil.register(ocil.MethodInfo("own", OwnER, "like er", "-"))
+    six.save(tmp_path / "six.npz")
+    shared = {"network": Tiny, "task_sizes": (3, 2, 1), "arrival_order": list("fedcba"), "lr": None, "own": [1]}
+    space = {"lr": (None, 0.2), "steps": np.array([1, 2])}
+    numbers = {"tasks": np.int64(2), "seeds": np.int64(1), "validation": np.float32(0.1)}
+    where = {"memory": 20, "review": False, "settings": shared, "out": tmp_path / "s", **numbers}
+    found = search.Search.prepare("own", str(tmp_path / "six.npz"), space, **where)  # type: ignore[arg-type]
+    assert found.points == [{"lr": lr, "steps": steps} for lr in (None, 0.2) for steps in (1, 2)]
+    assert [(config.learner.lr, config.learner.steps) for config in found.configs] == [  # type: ignore[attr-defined]
+        (lr, steps) for lr in (0.1, 0.2) for steps in (1, 2)
+    ]
+    for point, config in zip(found.points, found.configs, strict=True):
+        settings = shared | point
+        alone = resolve("own", config.dataset, memory=20, review=False, settings=settings, **facts_of(six))
+        assert config == alone
+    assert [cell.label for cell in found.cells][:2] == ["lr=default steps=1", "lr=default steps=2"]
+    outcomes: Outcomes = {
+        run.key: Result(run.config, [[0.5] * 2] * 2, [], 1.0, {}, "", {"ocil": "1"}) for run in found.plan().runs
+    }
+    choice = found.choose(found.scores(outcomes))
+    assert choice is not None
+    record = json.loads(save_record(found, record_of(found, outcomes, choice)).read_text())
+    assert record["grid"] == {"lr": ["default", "0.2"], "steps": ["1", "2"]}
+    assert (record["seeds"], record["validation_share"]) == (1, 0.1)
+    assert record["settings"]["network"] == "module:tests.networks_to_try:Tiny"
+    assert record["chosen"] == record["scores"][0]["values"] == {"lr": "default", "steps": "1"}
+
+
+@pytest.mark.parametrize(
+    ("space", "settings", "says"),
+    [
+        (["lr"], {}, r"space = \['lr'\] must be a dictionary, such as {'lr': \[0.03, 0.1\]}."),
+        ({"lr": []}, {}, r"lr = \[\] has no value to try: give some, or leave lr out."),
+        ({"lr": [0.1]}, "width=2", "settings = 'width=2' must be a dictionary, such as {'lr': 0.05}."),
+        ({"lr": [0.1]}, {"widht": None}, "unknown setting 'widht' for er. Did you mean 'width'?"),
+        ({"task_sizes": [(3, 3)]}, {}, "task_sizes=3,3: task_sizes changes the problem; it cannot be searched."),
+    ],
+)
+def test_what_is_no_search_from_python(six: Dataset, tmp_path: Path, space: Any, settings: Any, says: str) -> None:
+    six.save(tmp_path / "six.npz")
+    with pytest.raises(OcilError, match=says):
+        ocil.tune("er", space, str(tmp_path / "six.npz"), settings=settings, root=tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [
+        ({"tasks": 1.5}, "tasks = 1.5 is not a whole number."),
+        ({"tasks": True}, "tasks = True is not a whole number."),
+        ({"validation": None}, "validation = None is not a number."),
+    ],
+)
+def test_a_search_on_a_number_that_is_none(tmp_path: Path, numbers: Any, says: str) -> None:
+    with pytest.raises(OcilError, match=says):
+        ocil.tune("er", {"lr": [0.1]}, root=tmp_path / "s", **numbers)
 
 
 def searched_stream(dataset: Dataset, folder: Path, **settings: str) -> Stream:

@@ -358,7 +358,7 @@ def load_results(*folders: Path | str, seeds: Iterable[int] | None = None) -> "l
     for folder in folders:
         if not isinstance(folder, str | PathLike):
             raise OcilError(f"{folder!r} is not the name of a folder: give ocil.load_results('runs', 'more').")
-    if isinstance(seeds, int | str):
+    if isinstance(seeds, str) or not isinstance(seeds, Iterable | None):
         raise OcilError(f"seeds = {seeds!r} is not a list of seeds, such as [0, 1] or range(10).")
     found = collect(folders, None if seeds is None else frozenset(seeds))
     for warning in found.warnings:
@@ -438,11 +438,12 @@ def tune(
 
     Args:
         method: A method from ``ocil.METHODS``.
-        space: The values to try by setting; several settings make a cross product. By default the method's own.
+        space: The values to try by setting, as ``ocil.resolve`` takes them; several settings make a cross product. By
+            default the method's own.
         dataset: A name, or the path of a prepared file.
         memory: Samples kept for replay.
         review: Whether the memory is reviewed at task ends.
-        settings: Settings that all points share.
+        settings: Settings that all points share, as ``ocil.resolve`` takes them.
         tasks: How many of the first tasks are learned.
         seeds: Runs per point.
         validation: The share of training images that is held out.
@@ -456,7 +457,7 @@ def tune(
         ``choice.point`` has the best values, ``choice.config`` the configuration for the whole stream.
 
     Raises:
-        OcilError: There is nothing to search, or every run failed.
+        OcilError: There is nothing to search, a setting is not allowed, or every run failed.
 
     Examples:
         >>> small = {"width": 1, "memory_batch": 5}
@@ -471,22 +472,18 @@ def tune(
     from ocil.experiments.search import Search
     from ocil.experiments.search_record import record_of, save_record
     from ocil.runs.environment import pick_device
-    from ocil.runs.settings import as_argument
 
     end_if_starting()
     data_dir = path_or_none(data_dir)
     _check_numbers(workers, threads)
     _refuse_unnamed(dataset)
-    for name, values in (space or {}).items():
-        if isinstance(values, str) or not isinstance(values, Iterable):
-            raise OcilError(f"{name} = {values!r} is not a list of values to try: give [{values!r}].")
     search = Search.prepare(
         method,
         None if dataset is None else str(dataset),
-        {name: [as_argument(value) for value in values] for name, values in (space or {}).items()},
+        space,
         memory=memory,
         review=review,
-        settings={name: as_argument(value) for name, value in (settings or {}).items()},
+        settings=settings,
         tasks=tasks,
         seeds=seeds,
         validation=validation,

@@ -32,6 +32,22 @@ def whole(name: str, value: Any, least: int, most: float = math.inf) -> int:
     return number
 
 
+def python_value(value: Any) -> Any:
+    """A number of NumPy as Python's, and an array as a list: JSON and names of folders need these. All else as it is.
+
+    A float32 becomes the number that it is written as.
+
+    >>> import numpy as np
+    >>> python_value(np.int64(3)), python_value(np.float32(0.1)), python_value(np.arange(2)), python_value("a")
+    (3, 0.1, [0, 1], 'a')
+    """
+    if type(value).__module__ != "numpy" or not hasattr(value, "item"):
+        return value
+    if value.shape:
+        return [python_value(each) for each in value]
+    return float(str(value)) if value.dtype.kind == "f" else value.item()
+
+
 def check_threads(threads: int | None) -> None:
     if threads is not None:
         whole("threads", threads, 1, MAX_THREADS)

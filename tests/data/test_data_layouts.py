@@ -1,6 +1,7 @@
 """Image folders as they are published."""
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.data.tiny_sources import write_images
 
 from ocil.data import Dataset, load
 from ocil.data.importers import import_dataset
+from ocil.data.layouts import find_layout
 from ocil.errors import OcilError
 
 
@@ -291,3 +293,23 @@ def test_pictures_in_other_formats_are_counted(tmp_path: Path) -> None:
         OcilError, match=r"class 1 \('bee'\) has no training image.*\. It has pictures in other formats"
     ):
         imported(source, tmp_path)
+
+
+@pytest.mark.parametrize("folders", [("train", "test"), ("train", "val"), (".",)])
+def test_a_folder_of_many_classes_is_listed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: tuple[str, ...]
+) -> None:
+    for folder in folders:
+        for name in ("a", "b"):
+            write_images(tmp_path / "source" / folder / name, 2, seed=1)
+    listed: list[Path] = []
+    iterdir = Path.iterdir
+
+    def watched(self: Path) -> Iterator[Path]:
+        listed.append(self)
+        return iterdir(self)
+
+    monkeypatch.setattr(Path, "iterdir", watched)
+    found = find_layout(tmp_path / "source")
+    assert (found.classes, len(found.train), len(found.test or ())) == (("a", "b"), 4, 4 * (len(folders) - 1))
+    assert [listed.count(tmp_path / "source" / folder) for folder in folders] == [1] * len(folders)

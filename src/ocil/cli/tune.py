@@ -127,12 +127,12 @@ def read_space(words: tuple[str, ...]) -> dict[str, list[str]]:
 
 
 def _print_scores(search: "Search", scores: "list[Estimate | None]", choice: "Choice") -> None:
+    from ocil.experiments.search_space import as_texts
     from ocil.report.formatting import percent
 
-    rows = [
-        (*point.values(), "failed" if score is None else percent(score), "chosen" if number == choice.number else "")
-        for number, (point, score) in enumerate(zip(search.points, scores, strict=True))
-    ]
+    shown = ["failed" if score is None else percent(score) for score in scores]
+    chosen = ["chosen" if number == choice.number else "" for number in range(len(scores))]
+    rows = [(*as_texts(point).values(), *rest) for point, *rest in zip(search.points, shown, chosen, strict=True)]
     title = f"{choice.config.label} on the first {search.tasks} tasks of {Path(search.dataset).stem}"
     console.print_table((*search.space.values, "accuracy on held-out images %", ""), rows, title)
     data, least, most = search.split.data, min(search.samples), max(search.samples)

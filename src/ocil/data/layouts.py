@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from ocil.data.class_names import in_order
 from ocil.data.images import is_image_name, is_other_picture
@@ -137,35 +138,47 @@ def _tiny_imagenet(source: Path) -> Listing | None:
 
 
 def _class_folders(source: Path) -> Listing:
-    train_folder, test_folder = training_folder(source), find_test_folder(source)
-    classes = class_folders(train_folder)
+    (train_folder, classes), held = training_folder(source), _test_folder(source)
     if not classes:
         raise OcilError(f"{train_folder} has no class folders. Lay the images out as {source.name}/CLASS/IMAGE.png.")
-    test = None
-    if test_folder is not None:
-        if more := sorted(set(class_folders(test_folder)) - set(classes)):
-            raise OcilError(f"{test_folder} has a class '{more[0]}' that {train_folder} lacks. Rename or remove it.")
-        test = list_images(test_folder, classes)
     form = "class folders" if train_folder == source else f"class folders in {train_folder.name}"
-    form += "" if test_folder is None else f" and {test_folder.name}"
-    left_out = other_pictures([folder for folder in (train_folder, test_folder) if folder], classes)
+    folders, test = [train_folder], None
+    if held is not None:
+        if more := sorted(set(held.classes) - set(classes)):
+            raise OcilError(f"{held.folder} has a class '{more[0]}' that {train_folder} lacks. Rename or remove it.")
+        folders.append(held.folder)
+        test = list_images(held.folder, classes)
+        form += f" and {held.folder.name}"
+    left_out = other_pictures(folders, classes)
     return Listing(form, tuple(classes), list_images(train_folder, classes), test, left_out=left_out)
 
 
-def training_folder(source: Path) -> Path:
+class ClassFolders(NamedTuple):
+    """A folder of class folders."""
+
+    folder: Path
+    classes: list[str]
+    """Their names, which may be very many: they are listed once."""
+
+
+def training_folder(source: Path) -> ClassFolders:
     """SOURCE/train if it holds class folders, else SOURCE itself, whose folders are then the classes."""
     train = source / "train"
-    if train.is_dir() and (class_folders(train) or not list_images(source, ["train"])):
-        return train
-    if find_test_folder(source) is not None and not train.is_dir():
+    if train.is_dir():
+        classes = class_folders(train)
+        if classes or not list_images(source, ["train"]):
+            return ClassFolders(train, classes)
+    elif _test_folder(source) is not None:
         raise OcilError(f"{source} has a test set but no folder 'train'. Lay the images out as train/CLASS/IMAGE.png.")
-    return source
+    return ClassFolders(source, class_folders(source))
 
 
-def find_test_folder(source: Path) -> Path | None:
+def _test_folder(source: Path) -> ClassFolders | None:
     """SOURCE/test, else SOURCE/val, else None."""
-    splits = (source / split for split in ("test", "val"))
-    return next((split for split in splits if split.is_dir() and class_folders(split)), None)
+    for split in (source / "test", source / "val"):
+        if split.is_dir() and (classes := class_folders(split)):
+            return ClassFolders(split, classes)
+    return None
 
 
 def class_folders(folder: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ocil.engines.job import Job, Observer, Outcomes
+from ocil.engines.job import Job, Observer, Outcomes, not_started
 from ocil.engines.lanes import take_turns
 from ocil.errors import OcilError
 from ocil.precision import numerics
@@ -16,7 +16,7 @@ def run_all(runs: Sequence[Run], job: Job, observer: Observer) -> Outcomes:
     """Carry out runs. Those that share dataset and precision run side by side: ``job.workers`` of them, by default as
     many as ``Run.side_by_side`` says, and never more than fit into the GPU's memory.
     """
-    outcomes: Outcomes = {}
+    outcomes = not_started(runs)
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         groups.setdefault((run.dataset, run.precision), []).append(run)
@@ -26,6 +26,8 @@ def run_all(runs: Sequence[Run], job: Job, observer: Observer) -> Outcomes:
         free = free_bytes(workspace.device)
         fitting: list[Run] = []
         for run in group:
+            if observer.should_stop():  # whether a run fits is known once its dataset is loaded
+                return outcomes
             try:
                 size = min(size, run.how_many_fit(workspace, free) or size)
                 fitting.append(run)

@@ -1,5 +1,6 @@
 """What all engines share: the job (where runs are carried out), the observer of the runs, and their outcomes."""
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,16 @@ class RunQueue:
     def settle(self, run: Run, outcome: Outcome) -> None:
         self.outcomes[run.key] = outcome
         self.observer.on_event(run, outcome)
+
+
+def without_locals(error: Exception) -> Exception:
+    """The error without the local variables of its traceback, which would keep a network, its memory and its images
+    alive as long as the outcome is kept."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__
+    return error
 
 
 def look_up(runs: Iterable[Run], job: Job, observer: Observer) -> Outcomes:

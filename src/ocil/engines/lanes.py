@@ -5,7 +5,6 @@ Threads cannot do this: while one of them records a CUDA graph, no other may all
 
 import logging
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ from functools import partial
 
 import torch
 
-from ocil.engines.job import Observer, Outcome, Outcomes, RunQueue
+from ocil.engines.job import Observer, Outcome, Outcomes, RunQueue, without_locals
 from ocil.runs.protocol import Run, RunKey, RunResult, Workspace, out_of_memory
 
 AHEAD = 8  # steps that a run may have queued on the GPU, so that slow runs do not hold up quick ones
@@ -96,7 +95,7 @@ class _Turns(RunQueue):
         except (Exception, SystemExit) as error:
             if self.postpone(run, error, others=len(self.live)):
                 return
-            self.settle(run, _without_locals(run.failed(error)))
+            self.settle(run, without_locals(run.failed(error)))
 
     def open(self, run: Run) -> Lane:
         held, stream, device = ExitStack(), self.streams[-1], self.workspace.device
@@ -122,7 +121,7 @@ class _Turns(RunQueue):
             if self.postpone(run, error, others=len(self.live) - 1):
                 self.live.pop(key).held.close()
                 return
-            outcome = _without_locals(run.failed(error))
+            outcome = without_locals(run.failed(error))
         lane = self.live.pop(key)
         self.streams.append(lane.stream)
         lane.held.close()
@@ -137,17 +136,8 @@ class _Turns(RunQueue):
         """
         if others < 1 or isinstance(error, SystemExit) or not out_of_memory(error):
             return False
-        _without_locals(error)
+        without_locals(error)
         self.streams.clear()
         self.waiting.appendleft(run)
         log.warning("%s does not fit beside %d others: it goes on when one of them has ended.", run.name, others)
         return True
-
-
-def _without_locals(error: Exception) -> Exception:
-    """The error without the local variables of its traceback, which would keep tensors on the device alive."""
-    cause: BaseException | None = error
-    while cause is not None:
-        traceback.clear_frames(cause.__traceback__)
-        cause = cause.__cause__ or cause.__context__
-    return error

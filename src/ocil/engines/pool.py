@@ -18,7 +18,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, cast
 
 from ocil import plugins
-from ocil.engines.job import Event, Job, Observer, Outcome, Outcomes, RunQueue, not_started
+from ocil.engines.job import Event, Job, Observer, Outcome, Outcomes, RunQueue, not_started, without_locals
 from ocil.errors import OcilError, UnknownNameError
 from ocil.plugins import PluginFile
 from ocil.processes import end_with_parent, signals_blocked
@@ -59,7 +59,7 @@ def attempt(run: Run, job: Job, on_progress: Callable[[Progress], None], should_
     try:
         return perform(run, job.workspace(), on_progress, should_stop)
     except (Exception, SystemExit) as error:
-        return run.failed(error)
+        return without_locals(run.failed(error))
 
 
 def end_if_starting() -> None:

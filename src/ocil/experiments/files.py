@@ -146,7 +146,7 @@ def _expanded(
                     configs = tuple(replace(config, seed=seed) for seed in seeds)
                     found[config], written_for[config] = Cell(label, configs), list(written)
         except OcilError as error:
-            raise OcilError(f"{path}, cell {number}: {error}") from None
+            raise OcilError(f"{path}, cell {number}: {error}") from error
     expansion.refuse_unused(path)
     cells = list(found.values())
     for _ in range(2):  # the name that one gets first may be that of an axis of another entry

@@ -140,7 +140,7 @@ def _of(cell: Cell) -> Iterator[None]:
     try:
         yield
     except OcilError as error:
-        raise OcilError(f"{cell.label}: {error}") from None
+        raise OcilError(f"{cell.label}: {error}") from error
 
 
 class PlanState(NamedTuple):

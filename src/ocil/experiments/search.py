@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,7 @@ from ocil.runs.features import Encoder, features_of
 from ocil.runs.folder import is_folder
 from ocil.runs.naming import readable, short_digest
 from ocil.runs.results import Result
+from ocil.runs.settings import read_as
 from ocil.runs.stream_run import StreamRun
 from ocil.streams.long_tail import counts_of, is_long_tailed
 
@@ -83,11 +84,11 @@ class Search:
         cls,
         method: str,
         dataset: str | None = None,
-        space: Mapping[str, Sequence[str]] | None = None,
+        space: Mapping[str, Sequence[Any]] | None = None,
         *,
         memory: int | None = None,
         review: bool | None = None,
-        settings: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] | None = None,
         tasks: int = 2,
         seeds: int = 3,
         validation: float = 0.1,
@@ -103,7 +104,9 @@ class Search:
         vectors; by default they are computed on the CPU, or read from the data folder.
         """
         name, seeds = method_info(method).name, seed_count(seeds)
-        searched = SearchSpace(name, space or {}, memory, review, settings or {})
+        tasks, validation = read_as("tasks", tasks, int), read_as("validation", validation, float)
+        space, settings = {} if space is None else space, {} if settings is None else settings
+        searched = SearchSpace(name, space, memory, review, settings)
         dataset = DEFAULT if dataset is None else dataset
         loaded = data.load(dataset, data_dir)
         dataset = dataset_name(dataset, loaded)

@@ -11,6 +11,7 @@ from typing import Any
 from ocil.engines.job import Outcomes
 from ocil.evaluation.measures import estimate_json
 from ocil.experiments.search import Choice, Search
+from ocil.experiments.search_space import as_texts, text_of_value
 from ocil.runs.config import command, plugin_words
 from ocil.runs.folder import RunFolder
 from ocil.runs.results import Result, write_json
@@ -29,8 +30,8 @@ def record_of(
         "method": choice.config.label,
         "dataset": search.dataset,
         "memory": choice.config.learner.memory,
-        "settings": dict(search.space.settings),
-        "grid": search.space.values,
+        "settings": as_texts(search.space.settings),
+        "grid": _grid_of(search),
         "tasks": [list(classes) for classes in search.split.tasks],
         "train_images": search.samples[0] if len(set(search.samples)) == 1 else search.samples,
         "validation_images": len(search.split.data.test_y),
@@ -39,20 +40,25 @@ def record_of(
         "seeds": search.seeds,
         "scores": [
             {
-                "values": point,
+                "values": as_texts(point),
                 "accuracy": estimate_json(score),
                 "runs": [str(RunFolder.of(search.out, config).path) for config in cell.configs],
             }
             for point, score, cell in zip(search.points, search.scores(outcomes), search.cells, strict=True)
         ],
-        "chosen": choice.point,
-        "close": choice.close,
+        "chosen": as_texts(choice.point),
+        "close": [as_texts(point) for point in choice.close],
         "note": choice.note,
         "failed": list(failed),
         "command": f"{command(choice.config)} --seeds 10",
         "repeat": repeat,
         "environment": environment_of(list(chain(*search.results(outcomes)))),
     }
+
+
+def _grid_of(search: Search) -> dict[str, list[str]]:
+    """The values that were tried, as text."""
+    return {name: [text_of_value(value) for value in values] for name, values in search.space.values.items()}
 
 
 def save_record(search: Search, record: Mapping[str, Any]) -> Path:
@@ -68,11 +74,11 @@ def repeat_command(search: Search, options: Mapping[str, Any]) -> str:
     space = search.space
     own = {
         "memory": space.memory,
-        "grid": [f"{name}={','.join(values)}" for name, values in space.values.items()],
+        "grid": [f"{name}={','.join(values)}" for name, values in _grid_of(search).items()],
         "tasks": search.tasks,
         "seeds": search.seeds,
         "validation": search.validation,
-        "set": [f"{name}={value}" for name, value in space.settings.items()],
+        "set": [f"{name}={text}" for name, text in as_texts(space.settings).items()],
     }
     words = ["ocil", "tune", space.method, "--dataset", search.dataset]
     for name, value in {**own, **options}.items():

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.data.label_file import LabelledFile, read_label_file
-from ocil.data.layouts import class_folders, list_images, other_pictures, training_folder
+from ocil.data.layouts import list_images, other_pictures, training_folder
 from ocil.errors import OcilError
 from ocil.online.arrays import ArrayRows, Names, Rows, is_array_file, open_labels, open_rows
 from ocil.online.formats import InputFormat
@@ -225,8 +225,7 @@ def read_list(source: Path, shuffle: int | None = None) -> list[LabelledFile]:
 
 
 def _read_folder(source: Path) -> list[LabelledFile]:
-    root = training_folder(source)
-    classes = class_folders(root)
+    root, classes = training_folder(source)
     files = [
         LabelledFile(path.relative_to(root).as_posix(), path, classes[label])
         for path, label in list_images(root, classes)
@@ -242,8 +241,8 @@ def left_out_of(source: Path) -> str:
     """Which pictures of a folder ``read_list`` passes over, see ``other_pictures``."""
     if not source.is_dir():
         return ""
-    root = training_folder(source)
-    return other_pictures([root], class_folders(root))
+    root, classes = training_folder(source)
+    return other_pictures([root], classes)
 
 
 def _read_csv(source: Path) -> list[LabelledFile]:

@@ -43,7 +43,7 @@ def named_dataset(config: RunConfig, data_dir: Path | str | None = None, how: st
     except OcilError as error:
         if name in CATALOG or Path(name).suffix:
             raise
-        raise OcilError(f"{error} If it is one that you made in Python, {how}.") from None
+        raise OcilError(f"{error} If it is one that you made in Python, {how}.") from error
     if config.made_for and config.made_for != found.fingerprint:
         changed = f"the dataset that is found as '{name}' is not the one that this configuration was made for"
         raise OcilError(f"{changed}: {how}. Give a dataset that you changed a name of its own.")
@@ -171,7 +171,7 @@ class Checks:
             except OcilError as error:
                 if config is configs[0]:
                     raise
-                raise OcilError(f"seed {config.seed}: {error}") from None
+                raise OcilError(f"seed {config.seed}: {error}") from error
             lengths.add(length)
 
     def _known_length(self, config: RunConfig) -> StreamLength:
@@ -189,8 +189,14 @@ def _length_of(config: RunConfig, dataset: Dataset, arrivals: Order | None = Non
 
 
 def _check_evaluations(stream: Stream) -> None:
-    """Raise if a group has no test images, if there are too few of them, or if a result cannot hold all counts."""
+    """Raise if a group has no test images, if there are too few of them, if evaluations are asked for that would never
+    come, or if a result cannot hold all counts."""
     tested_per_group(stream)
+    if (every := stream.config.evaluate_every) > len(stream):
+        raise OcilError(
+            f"evaluate_every = {every} is more than the {len(stream)} batches of the stream: no evaluation would come "
+            "besides those after each task. Give a smaller one (--set evaluate_every=N), or leave it out."
+        )
     for evaluator in (AnytimeEvaluator, Prequential):
         evaluator(stream)  # raises
 

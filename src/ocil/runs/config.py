@@ -23,7 +23,16 @@ from ocil.precision import Precision
 from ocil.rng import check_seed
 from ocil.runs.defaults import usual_lr, usual_precision, usual_reviews, usual_settings
 from ocil.runs.naming import NameCache, as_formerly, cell_name, distinct, readable, short_digest
-from ocil.runs.settings import as_argument, fill, read_as, refuse_later, refuse_unknown, restored, values
+from ocil.runs.settings import (
+    as_argument,
+    fill,
+    read_as,
+    refuse_later,
+    refuse_no_dictionary,
+    refuse_unknown,
+    restored,
+    values,
+)
 from ocil.streams import KINDS, StreamConfig, usual_tasks
 from ocil.streams.config import usual_task_sizes
 from ocil.streams.kinds import settings_of_others
@@ -64,7 +73,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         info, learner = method(self.method), self.learner
-        check_seed(self.seed)
+        object.__setattr__(self, "seed", check_seed(self.seed))
         refuse_without_task_ends(info, learner, self.stream)
         if not info.memory:
             return
@@ -268,9 +277,9 @@ def resolve(
         (10, 0.2)
     """
     own = {"memory": memory, "review": review}
-    if not isinstance(settings, Mapping | None):
-        raise OcilError(f"settings = {settings!r} must be a dictionary, such as {{'lr': 0.05}}.")
-    given = {**(settings or {}), **{key: value for key, value in own.items() if value is not None}}
+    settings = {} if settings is None else settings
+    refuse_no_dictionary("settings", settings, "{'lr': 0.05}")
+    given = {**settings, **{key: value for key, value in own.items() if value is not None}}
     if isinstance(dataset, Dataset):
         config = resolve_named(name, dataset.name, seed, given, **facts_of(dataset))
         return replace(config, made_for=dataset.fingerprint).identified(dataset)

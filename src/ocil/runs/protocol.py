@@ -21,7 +21,7 @@ import ocil
 from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.evaluation.evaluator import Evaluation
-from ocil.limits import check_threads
+from ocil.limits import MAX_THREADS, whole
 from ocil.precision import Precision, numerics
 from ocil.runs.folder import RunFolder, RunSettings
 from ocil.streams import Order
@@ -100,7 +100,7 @@ class Workspace:
     _shared: dict[Hashable, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_threads(self.threads)
+        self.threads = whole("threads", self.threads, 1, MAX_THREADS)
 
     def share(self, key: Hashable, make: Callable[[], T]) -> T:
         """The object of this key, made on first use: images on the device, for example."""
@@ -237,7 +237,14 @@ class Run(Protocol):
         """The error as one line for a person, in a form that other processes can read.
 
         An ``OcilError`` is returned unchanged, unless it is of a class of the user's own: then its message is kept.
+        Another error is the cause of the one that is returned, as long as that stays in this process.
         """
+        found = self._in_one_line(error)
+        if found is not error:
+            found.__cause__ = error
+        return found
+
+    def _in_one_line(self, error: Exception | SystemExit) -> Exception:
         if isinstance(error, SystemExit):
             return OcilError(
                 f"{self.name}: its code ends the program ({code_location(error)}): raise an error instead."

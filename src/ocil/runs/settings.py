@@ -12,6 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from ocil.errors import LaterVersionError, OcilError, suggest
+from ocil.limits import python_value
 from ocil.methods.config import hints_of
 
 T = TypeVar("T")
@@ -24,10 +25,15 @@ def as_argument(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def refuse_no_dictionary(name: str, given: object, example: str) -> None:
+    if not isinstance(given, Mapping):
+        raise OcilError(f"{name} = {given!r} must be a dictionary, such as {example}.")
+
+
 def refuse_unknown(name: str, given: Iterable[str], known: set[str]) -> None:
     for key in given:
         if key not in known:
-            raise OcilError(f"unknown setting '{key}' for {name}.{suggest(key, known)}")
+            raise OcilError(f"unknown setting '{key}' for {name}.{suggest(str(key), known)}")
 
 
 def fill(kind: type[T], chosen: Mapping[str, Any]) -> T:
@@ -61,6 +67,7 @@ def _names_in(kind: Any) -> frozenset[str]:
 
 def read_as(name: str, value: Any, kind: Any) -> Any:
     """A setting as its field's type; text from a command line is read as that type."""
+    value = python_value(value)
     if kind is Any:
         return value
     origin = get_origin(kind) or kind

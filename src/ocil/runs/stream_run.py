@@ -200,7 +200,7 @@ def run(
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
-        raise this.does_not_fit() from None
+        raise this.does_not_fit() from error
     finally:
         if warning:  # here, so that it names the user's line
             warnings.warn(warning, stacklevel=2)

@@ -14,7 +14,7 @@ from ocil.data import CATALOG, Dataset
 from ocil.data.derived import base_of, parts_of
 from ocil.errors import OcilError
 from ocil.files import read_regular
-from ocil.limits import check
+from ocil.limits import check, python_value
 from ocil.streams.choices import Boundary, ClassOrder, ImbalanceOrder, NoiseAmong, Scenario, TaskEnds
 from ocil.streams.order_file import settings_in
 from ocil.text import lines_of
@@ -165,8 +165,11 @@ class StreamConfig:
         return f"task_ends = {self.task_ends!r}" if self.task_ends == "hidden" else f"boundary = {self.boundary!r}"
 
     def _check_types(self) -> None:
-        """Raise for a value of another type; whole numbers of NumPy become Python's, which JSON can hold."""
+        """Raise for a value of another type; numbers of NumPy become Python's, which JSON can hold."""
         mine: Any = type(self)
+        for name, given in vars(self).items():
+            if (plain := python_value(given)) is not given:
+                object.__setattr__(self, name, plain)
         for name, kind, (wanted, in_words) in _typed(mine):
             value: Any = getattr(self, name)
             if type(value) is kind:
@@ -174,7 +177,7 @@ class StreamConfig:
             if not isinstance(value, wanted) or isinstance(value, bool):
                 raise OcilError(f"{name} = {str(value)[:60]!r} is not {in_words}.")
             if kind is int:
-                object.__setattr__(self, name, int(getattr(self, name)))
+                object.__setattr__(self, name, int(value))
 
     def _check_choices(self) -> None:
         mine: Any = type(self)
@@ -280,15 +283,22 @@ def usual_task_sizes(data: Dataset) -> tuple[int, ...]:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(item, str | int) for item in value):
+    items = _items(value)
+    if items is None or not all(isinstance(item, str | int) for item in items):
         raise OcilError(f"arrival_order = {str(value)[:60]!r} is not a list of classes.")
-    return tuple(map(str, value))
+    return tuple(map(str, items))
 
 
 def _whole_numbers(name: str, value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
+    items = _items(value)
+    if items is None or not all(type(item) is int for item in items):
         raise OcilError(f"{name} = {str(value)[:60]!r} is not a list of whole numbers.")
-    return tuple(value)
+    return items
+
+
+def _items(value: Any) -> tuple[Any, ...] | None:
+    """The items of a list, numbers of NumPy as Python's; None if it is no list."""
+    return tuple(map(python_value, value)) if isinstance(value, list | tuple) else None
 
 
 def _lines_of(path: Path) -> tuple[str, ...]:
