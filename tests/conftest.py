@@ -5,6 +5,8 @@ import gc
 import importlib
 import importlib.util
 import io
+import multiprocessing
+import multiprocessing.forkserver
 import os
 import re
 import runpy
@@ -239,6 +241,21 @@ def run_tiny(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> Call:
         return ocil_command("run", method, *dataset, *memory, *workers, *out, *words, "--set", *small, *settings)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def worker_source() -> None:
+    """A process that has loaded what workers need, so that they are copies of it. It has no threads, and does without
+    what a test changes in the environment.
+    """
+    multiprocessing.set_forkserver_preload(["ocil.runs.stream_run", "ocil.longtail.runs", "ocil.methods.er"])
+    multiprocessing.forkserver.ensure_running()
+
+
+@pytest.fixture
+def quick_workers(worker_source: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that are not about the start of workers: to load PyTorch takes each of them two seconds."""
+    monkeypatch.setattr("ocil.engines.pool.START_METHOD", "forkserver")
 
 
 @pytest.fixture(scope="session")

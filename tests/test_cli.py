@@ -85,6 +85,7 @@ def test_fine_tune_has_no_intransigence_against_itself(run_tiny: Call, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_that_was_finished_before_says_so(run_tiny: Call, workers: int) -> None:
     first, again = (run_tiny("fine-tune", "--seeds", 2, "--workers", number) for number in (1, workers))

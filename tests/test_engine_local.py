@@ -76,6 +76,7 @@ def test_finished_runs_start_no_worker(runs: list[StreamRun], tmp_path: Path, mo
     assert all(isinstance(outcome, Result) for outcome in outcomes.values())
 
 
+@pytest.mark.usefixtures("quick_workers")
 @pytest.mark.slow
 def test_side_by_side_with_a_worker_that_dies(
     runs: list[StreamRun], in_a_row: list[tuple[Any, ...]], tmp_path: Path

@@ -88,6 +88,7 @@ def test_killed_and_stopped_then_the_same_end(start_python: Start, ocil_command:
     assert not left_over(root)
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_worker_processes_find_the_same_bits(tmp_path: Path) -> None:
     data = tmp_path / "made.npz"
     patterned(per_class=24, classes=4).save(data)

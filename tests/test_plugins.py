@@ -502,6 +502,7 @@ def test_a_run_is_refused_after_its_plugin_has_changed(mine: Path, tiny_npz: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_workers")
 def test_worker_processes_know_the_plugin(mine: Path, run_tiny: Call) -> None:
     said = run_tiny("mine", "--plugin", mine, "--workers", 2, "--seeds", 2, "--no-reference", "--json")
     assert said.code == 0, said

@@ -43,6 +43,7 @@ def plugin(tmp_path: Path, own_plugins: None) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize("words", [(), ("--workers", 2)], ids=["one", "several"])
 @pytest.mark.parametrize("review", ["review=false", "review=true"])
 def test_a_command_says_it_once(run_tiny: Call, plugin: Path, review: str, words: Any) -> None:

@@ -56,6 +56,7 @@ def a_run(tiny_npz: Path) -> StreamRun:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_workers")
 @pytest.mark.parametrize("workers", [1, 2])
 def test_events_are_what_was_measured(run_tiny: Call, tmp_path: Path, workers: int) -> None:
     """Also when workers do the work: only this process writes."""

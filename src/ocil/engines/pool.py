@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from ocil import plugins
 from ocil.engines.job import Event, Job, Observer, Outcome, Outcomes, RunQueue, not_started, without_locals
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     DriverConnection = Connection[Event, Run | None]
     """Of a worker, to the process that started it."""
 
+START_METHOD: Final = "spawn"  # a copy of this process could stop at a lock of another thread, and cannot use CUDA
 STARTS_RUNS_ITSELF = 79
 """The exit code of a worker that was asked for runs by the script that it imports."""
 MAIN = 'if __name__ == "__main__":'
@@ -78,7 +79,7 @@ class WorkerPool(RunQueue):
         end_if_starting()
         super().__init__(runs, observer)
         self.job, self.workers = job, workers
-        self.context = multiprocessing.get_context("spawn")
+        self.context = multiprocessing.get_context(START_METHOD)
         self.stop = self.context.Event()
         self.busy: dict[WorkerConnection, tuple[SpawnProcess, Run]] = {}  # the process behind it, and its run
         self.heard: set[WorkerConnection] = set()  # connections of workers that have sent something
