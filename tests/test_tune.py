@@ -382,6 +382,7 @@ def test_data_that_was_cut_is_written_again(six: Dataset, tmp_path: Path) -> Non
         (("--grid", "class_order=seeded"), "cannot be searched"),
         (("--grid", "first_task=2,4"), "first_task changes the problem; it cannot be searched"),
         (("--grid", "imbalance_factor=1,20"), "imbalance_factor changes the problem; it cannot be searched"),
+        (("--grid", "evaluate_every=0,5"), "evaluate_every changes nothing that is learned"),
         (("--grid", "memory=20,30"), "memory is given twice"),
         (("--grid", "review=true,false", "--review"), "review is given twice"),
         (("--grid", "batch_size=10", "--review", "-s", "review_every=9999"), "review_every = 9999 is more than"),
@@ -508,6 +509,17 @@ def test_a_search_on_vectors_has_a_network_for_vectors(tmp_path: Path) -> None:
 def test_the_first_tasks_have_the_sizes_and_the_order_that_were_given(six: Dataset, tmp_path: Path) -> None:
     stream = searched_stream(six, tmp_path, width="2", task_sizes="3,2,1", arrival_order="f,e,d,c,b,a")
     assert [[stream.data.classes[label] for label in group] for group in stream.groups] == [["f", "e", "d"], ["c", "b"]]
+
+
+def test_a_search_measures_the_accuracy_after_each_task_alone(six: Dataset, tmp_path: Path) -> None:
+    """The first tasks may be shorter than the time between two evaluations of the whole stream."""
+    six.save(tmp_path / "six.npz")
+    settings = {"evaluate_every": 25, "probe": True}
+    found = search.Search.prepare("er", str(tmp_path / "six.npz"), {"lr": [0.1]}, settings=settings, tasks=1)
+    (cell,) = found.cells
+    assert (cell.config.stream.evaluate_every, cell.config.stream.probe) == (0, False)
+    assert found.configs[0].stream.evaluate_every == 25
+    found.plan()
 
 
 def test_ctrl_c_leaves_no_record(tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

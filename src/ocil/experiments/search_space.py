@@ -15,9 +15,8 @@ from ocil.runs.settings import as_argument, refuse_no_dictionary
 from ocil.streams.config import EVALUATION, StreamConfig
 
 SEARCHED_OF_STREAM = {"batch_size", "epochs", "drop_last"}
-NOT_SEARCHED = {
-    each.name for each in fields(StreamConfig) if each.metadata != EVALUATION and each.name not in SEARCHED_OF_STREAM
-}
+EVALUATIONS = {each.name for each in fields(StreamConfig) if each.metadata == EVALUATION}
+NOT_SEARCHED = {each.name for each in fields(StreamConfig)} - EVALUATIONS - SEARCHED_OF_STREAM
 """Settings that decide what is to be learned: the point with the easiest stream would win."""
 DEFAULTS: dict[str, dict[str, list[Any]]] = {
     "afs": {"beta": [0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5]}  # the paper's
@@ -59,6 +58,8 @@ class SearchSpace:
                 )
             if name in NOT_SEARCHED:
                 raise OcilError(f"{name}={_joined(values)}: {name} changes the problem; it cannot be searched.")
+            if name in EVALUATIONS:
+                raise OcilError(f"{name}={_joined(values)}: {name} changes nothing that is learned: leave it out.")
         chosen = chosen or DEFAULTS.get(self.method, {})
         if not chosen:
             raise OcilError(

@@ -96,10 +96,11 @@ def config_of_split(split: SearchSplit, whole: Dataset, config: RunConfig, share
 
 
 def _of_first_tasks(stream: StreamConfig, tasks: int) -> StreamConfig:
-    """The settings of a stream for the classes of its first tasks, whose labels are in the order of their arrival."""
+    """The settings of a stream for the classes of its first tasks, whose labels are in the order of their arrival.
+    What is measured besides the accuracy after each task has no say in a search."""
     first_task = stream.first_task if tasks > 1 else 0
     sizes = stream.task_sizes[:tasks]
-    return replace(stream, tasks=tasks, task_sizes=sizes, first_task=first_task, arrival_order=())
+    return replace(stream.unmeasured, tasks=tasks, task_sizes=sizes, first_task=first_task, arrival_order=())
 
 
 def _first_counts(dataset: Dataset, config: RunConfig, split: SearchSplit) -> tuple[int, ...]:
