@@ -121,6 +121,25 @@ def test_a_folder_in_sorted_or_random_order(photos: Path) -> None:
     assert mixed != [sample.name for sample in read_list(photos, shuffle=4)]
 
 
+def test_a_list_that_comes_class_after_class_is_told(
+    ocil_command: Call, photos: Path, table: Path, tmp_path: Path
+) -> None:
+    def told(source: Path, name: str, *words: object) -> bool:
+        said = ocil_command("learn", source, "--model", tmp_path / name, *SMALL, *words)
+        assert said.code == 0, said
+        return f"{source} comes class after class, which is the hardest order to learn: --shuffle 0" in said.err
+
+    assert told(photos, "sorted")
+    assert not told(photos, "sorted")  # all is learned already
+    assert not told(photos, "mixed", "--shuffle", 0)
+    assert not told(table, "in-turn")
+    assert told(photos, "in-turn", "--append")
+    rows = tmp_path / "rows.npz"
+    np.savez(rows, x=np.eye(6), y=[0, 0, 0, 1, 1, 1])
+    said = ocil_command("learn", rows, "--model", tmp_path / "rows", "--method", "er", "--memory", 10)
+    assert "comes class after class" in said.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stop_after", [1, 3, 4])
 def test_stopped_and_resumed(table: Path, tmp_path: Path, stop_after: int) -> None:
@@ -175,7 +194,7 @@ main(sys.argv[2:])
 def test_no_empty_lines_where_there_is_no_terminal(ocil_command: Call, photos: Path, tmp_path: Path) -> None:
     """Bars would leave one behind, also beside the one line of an error."""
     (photos / CLASSES[0] / "bad.png").write_bytes(b"none")
-    learned = ocil_command("learn", photos, *SMALL, "--model", tmp_path / "model")
+    learned = ocil_command("learn", photos, *SMALL, "--shuffle", 0, "--model", tmp_path / "model")
     (tmp_path / "none").mkdir()
     refused = ocil_command("data", "import", "none", tmp_path / "none", "--data-dir", tmp_path / "data")
     for said, start in ((learned, "left out: "), (refused, "ocil: error: ")):

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -189,6 +190,34 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment())
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("words", [("methods",), ("methods", "--json"), ("--help",)])
+def test_output_into_a_full_disk_is_an_error_in_one_line(words: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ocil", *words], stdout=full, stderr=subprocess.PIPE, text=True, env=environment()
+        )
+    assert done.returncode == 2
+    assert done.stderr == "ocil: error: what the command prints cannot be written: No space left on device.\n"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell of Unix closes the streams")
+def test_closed_streams_are_no_files() -> None:
+    """Without standard error, its lines went to standard output, and what was printed next into the next open file."""
+
+    def run(words: str) -> "subprocess.CompletedProcess[str]":
+        command = f"exec {shlex.quote(sys.executable)} -m ocil {words}"
+        return subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=environment())
+
+    silent = run("rnu 2>&-")
+    assert (silent.returncode, silent.stdout) == (2, "")
+    assert (run("methods >&-").returncode, run("methods >&-").stderr) == (0, "")
+    assert run("methods <&- 2>&-").stdout == run("methods").stdout
+    code = "import os; from ocil.__main__ import _open_what_is_closed as o; o(); print(os.open(os.devnull, 0), end='')"
+    command = f'exec {shlex.quote(sys.executable)} -c "{code}" <&- 2>&-'
+    assert subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=environment()).stdout == "3"
 
 
 def test_a_command_ends_without_a_search_for_garbage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ A command, or a few that belong together, has a file of its name. Several of the
 ``dry_run``   what a sweep would do
 """
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -92,6 +93,8 @@ for _number, (_title, *_commands) in enumerate(COMMANDS):
         app.command(_call, **({} if isinstance(_call, App) else {"name": _name}))
         app[_name].group, app[_name].sort_key = (_group,), _place
 app["--help"].group = app["--version"].group = (Group("Options", sort_key=len(COMMANDS)),)
+OUTPUT_IS_LOST = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Standard output goes into a file that cannot grow. Errors of other files have been reported with their names."""
 app.meta.end_of_options_delimiter = ""  # a command sees `--` itself
 
 
@@ -126,6 +129,7 @@ def main(arguments: list[str] | None = None) -> None:
         if arguments[:1] != ["__complete"]:  # a shell asks for completions, also of an empty word
             _refuse_empty(arguments)
         code = app.meta(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
     except UnusedCliTokensError as error:
         _fail(_too_many(error.unused_tokens or [], tuple(error.command_chain or ())))
     except MissingArgumentError as error:
@@ -137,14 +141,22 @@ def main(arguments: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # the reader of our output, for example `head`, has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         sys.exit(1)
     except OSError as error:
+        if error.filename is None and error.errno in OUTPUT_IS_LOST:
+            _discard_output()
+            _fail(f"what the command prints cannot be written: {error.strerror}.")
         if error.filename is None:  # not about a file of the user: no memory for a process, for example
             raise
         # A place that cannot be read or written: a name too long, a loop of links, no permission.
         _fail(f"{error.filename}: {error.strerror or error}. Choose another place.")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _discard_output() -> None:
+    """Python tries again at its end to write what is left."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _command(chain: Sequence[str] | None) -> str:

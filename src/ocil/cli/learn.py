@@ -78,7 +78,7 @@ def learn(
     from ocil.online.arrays import Names
     from ocil.online.feed import Feed
     from ocil.online.model import has_model, locked
-    from ocil.online.sources import left_out_of, open_source
+    from ocil.online.sources import class_after_class, left_out_of, open_source
     from ocil.runs.environment import pick_device
 
     request, new = (options or ModelOptions()).request, not has_model(model)
@@ -97,6 +97,10 @@ def learn(
             samples.check(found.input_format, new=False)
             console.info(f"{model} goes on: {found.recipe.method}, {found.samples} samples so far.")
         feed = Feed(found, samples, append)
+        if shuffle is None and feed.position == 0 and class_after_class(samples.labels):
+            console.info(
+                f"{source} comes class after class, which is the hardest order to learn: --shuffle 0 mixes it."
+            )
         before, started = feed.scored, time.monotonic()
         with stop_when_asked() as stopped, _progress(feed, model.name) as show:
             finished = feed.run(model, save_seconds, show, stopped)

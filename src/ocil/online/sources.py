@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -37,6 +38,10 @@ class LabelledBatch(NamedTuple):
 class LabelledSource(Protocol):
     """Labelled samples in a fixed order."""
 
+    @property
+    def labels(self) -> Sequence[ClassLabel]:
+        """The label of each of them, before those that cannot be read are left out."""
+
     def __len__(self) -> int: ...
 
     def check(self, input_format: InputFormat, new: bool = True) -> None:
@@ -54,6 +59,10 @@ class LabelledImages:
     """Image files. One that cannot be read is left out. They are known by their names and labels."""
 
     files: Sequence[LabelledFile]
+
+    @property
+    def labels(self) -> Sequence[ClassLabel]:
+        return [file.label for file in self.files]
 
     def __len__(self) -> int:
         return len(self.files)
@@ -182,6 +191,17 @@ def _shuffled(rows: Rows, order: NDArray[np.int64]) -> Rows:
             "when you write it, or save it as .npy."
         )
     return _InOrder(ArrayRows(rows.path, rows.read(0, len(rows))), order)
+
+
+def class_after_class(labels: Sequence[ClassLabel]) -> bool:
+    """Whether all samples of a class come before the first of the next one.
+
+    >>> class_after_class(["cat", "cat", "dog"]), class_after_class(["cat", "dog", "cat"])
+    (True, False)
+    >>> class_after_class(["cat", "dog"]), class_after_class(["cat", "cat"])  # one of each, or one class
+    (False, False)
+    """
+    return 1 < len(set(labels)) == sum(1 for _ in groupby(labels)) < len(labels)
 
 
 def random_order(count: int, seed: int) -> NDArray[np.int64]:
