@@ -225,12 +225,12 @@ def _test_part(test: tuple[Any, Any], came: _Arrived, layout: Layout | None) -> 
 def _order(came: _Arrived, labels: NDArray[np.int64], held: NDArray[np.bool_], tasks: int | None) -> Order:
     """The order of the samples that are not held out, in the batches in which they came."""
     ends = np.cumsum(came.sizes)
-    kept = [int((~part).sum()) for part in np.split(held, ends[:-1])]
-    batches = [set(part.tolist()) for part in np.split(labels, ends[:-1])]
-    present = [number for number, size in enumerate(kept) if size]
-    stops = np.cumsum([kept[number] for number in present]).tolist()
+    parts = zip(np.split(labels, ends[:-1]), np.split(held, ends[:-1]), strict=True)
+    kept = [part[~out] for part, out in parts]
+    present = [number for number, part in enumerate(kept) if len(part)]
+    stops = np.cumsum([len(kept[number]) for number in present]).tolist()
     bounds = list(zip([0, *stops[:-1]], stops, strict=True))
-    batches = [batches[number] for number in present]
+    batches = [set(kept[number].tolist()) for number in present]
     named = [came.tasks[number] for number in present] if came.tasks else None
     points, groups = tasks_of(batches, named)
     samples = np.arange(stops[-1], dtype=np.int64)
