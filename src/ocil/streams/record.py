@@ -32,6 +32,7 @@ from ocil.data.places import cache_dir
 from ocil.data.samples import LabelledSamples, Note, Samples, warn
 from ocil.data.split import hold_out, in_words
 from ocil.errors import OcilError, WriteError
+from ocil.limits import whole
 from ocil.streams.config import DEFAULT_TASKS
 from ocil.streams.order import Order, equal_distances, tasks_of
 
@@ -67,6 +68,8 @@ def record(
     """Record all batches of an iterable, which must end. ``Stream.from_batches`` explains batches and options."""
     if not isinstance(batches, Iterable):
         raise OcilError(f"batches is a {type(batches).__name__}: give a list or a generator of (x, y) or (x, y, task).")
+    if tasks is not None:
+        tasks = whole("tasks", tasks, least=1)
     came = _Arrived(layout, list(map(str, classes)) if classes is not None else None)
     for number, batch in enumerate(batches):
         came.add(batch, number)
@@ -237,6 +240,6 @@ def _order(came: _Arrived, labels: NDArray[np.int64], held: NDArray[np.bool_], t
     if len(groups) > 1 or named is not None:
         return Order(samples, bounds, points, groups, "clear")
     (arrived,) = groups
-    count = min(tasks or DEFAULT_TASKS, len(arrived), len(bounds))
+    count = min(DEFAULT_TASKS if tasks is None else tasks, len(arrived), len(bounds))
     split = [part.tolist() for part in np.array_split(np.array(arrived), count)]
     return Order(samples, bounds, equal_distances(len(bounds), count), split, "none")
