@@ -315,6 +315,12 @@ OF_ANOTHER_KIND: dict[str, Callable[[Any], object]] = {
         settings="width=2",  # type: ignore[arg-type]
     ),
     "a Dataset is not the folder of a run: give OUT/CELL/seed-N.": lambda given: ocil.load_learner(given),
+    "stream is an ocil.Stream, not a Dataset.": lambda given: ocil.run(ocil.resolve("er"), "runs", stream=given),
+    "device = 0 must be auto, cpu, cuda or mps, or a torch.device.": lambda _: ocil.run(
+        ocil.resolve("er"),
+        "runs",
+        device=0,  # type: ignore[arg-type]
+    ),
     "task_sizes = 3 is not a list (as text: '4,3,3').": lambda given: ocil.resolve(
         "er", given, settings={"task_sizes": 3}
     ),

@@ -133,3 +133,14 @@ def test_scores_that_are_nan_count_as_no_class() -> None:
     learner = Mine(LearnerConfig(width=1), Problem(data.input_shape, data.num_classes))
     with pytest.raises(ocil.OcilError, match=r"^Mine has scores that are NaN at evaluation point 0: "):
         Evaluator(stream)(learner, 0)
+
+
+def test_counts_are_not_copied() -> None:
+    """A hundred evaluations of a thousand classes would take ten times as long to copy as to write."""
+    evaluation = Evaluation([0.5], correct=[1, 2], confusion=[[1, 0], [1, 1]])
+    content = evaluation.to_json()
+    assert content["correct"] is evaluation.correct
+    assert content["confusion"] is evaluation.confusion
+    assert "calibration" not in content
+    assert content["hard"] is None
+    assert Evaluation(**content) == evaluation

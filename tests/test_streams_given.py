@@ -297,6 +297,32 @@ def test_without_test_samples_a_share_is_held_out() -> None:
     assert Stream.from_batches(in_tasks(), note=notes.append, seed=5).fingerprint != stream.fingerprint
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_class_is_of_the_task_in_which_its_first_training_sample_comes(seed: int) -> None:
+    """Not of one in which all of its samples are held out: it would be tested as learned before it has come."""
+    labels = [[0] * 6 + [1], [1] * 5 + [2] * 6]
+    batches = [(images(part), part, task) for task, part in enumerate(labels)]
+    stream = Stream.from_batches(batches, note=lambda _: None, test_share=0.5, seed=seed)
+    came: list[list[int]] = []
+    for batch in stream:
+        came.append(sorted(set(batch.y.tolist()) - {label for part in came for label in part}))
+    assert stream.groups == came
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"seed": -1}, "seed = -1 must be a whole number from 0 to 4,294,967,295."),
+        ({"seed": 1.5}, "seed = 1.5 must be a whole number from 0 to 4,294,967,295."),
+        ({"tasks": 0}, "tasks = 0 must be a whole number of at least 1."),
+        ({"tasks": "2"}, "tasks = '2' must be a whole number of at least 1."),
+    ],
+)
+def test_numbers_that_are_none_are_refused(option: dict[str, Any], says: str) -> None:
+    with pytest.raises(OcilError, match=says):
+        Stream.from_batches(in_tasks(), note=lambda _: None, **option)
+
+
 def test_a_generator_may_fill_the_same_array_again() -> None:
     buffer = np.zeros((5, 8, 8, 1), np.uint8)
 

@@ -9,8 +9,10 @@ from numpy.typing import ArrayLike, NDArray
 from ocil.data.class_names import some
 from ocil.data.dataset import Dataset
 from ocil.errors import OcilError
+from ocil.limits import whole
 
 USUAL = 6  # one in six of each class is held out
+MOST_SEED = 2**32 - 1
 
 
 def hold_out(labels: ArrayLike, classes: Sequence[str], share: float | None = None, seed: int = 0) -> NDArray[np.bool_]:
@@ -21,7 +23,9 @@ def hold_out(labels: ArrayLike, classes: Sequence[str], share: float | None = No
     if share is not None and not 0 < share < 1:
         raise OcilError(f"the test share {share:g} must be more than 0 and less than 1.")
     y = np.asarray(labels, dtype=np.int64)
-    rng = np.random.RandomState(seed)  # its permutations are the same in every numpy version
+    rng = np.random.RandomState(
+        whole("seed", seed, 0, MOST_SEED)
+    )  # its permutations are the same in every numpy version
     held = np.zeros(len(y), dtype=np.bool_)
     by_class = np.argsort(y, kind="stable")
     ends = np.cumsum(np.bincount(y, minlength=len(classes)))
@@ -54,8 +58,8 @@ def split_again(dataset: Dataset, seed: int) -> Dataset:
     This is the protocol of Mini-ImageNet in online class-incremental learning: 100 of the 600 images of each class are
     drawn as test images.
     """
-    if not 0 <= seed < 2**32:
-        raise OcilError(f"the seed {seed} of a random split must be from 0 to {2**32 - 1}.")
+    if not 0 <= seed <= MOST_SEED:
+        raise OcilError(f"the seed {seed} of a random split must be from 0 to {MOST_SEED}.")
     if dataset.domains or dataset.unseen:
         raise OcilError(f"{dataset.name} has domains or unseen classes: it cannot be split again.")
     rng = np.random.RandomState(seed)  # its permutations are the same in every numpy version

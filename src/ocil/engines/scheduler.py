@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -248,10 +249,11 @@ class Scheduler(RunQueue):
         slots = sum(node.room for node in self.nodes.values() if node.alive)
         size = min(self.spec.side_by_side, math.ceil((1 + len(self.waiting)) / max(1, slots)))
         kind = (first.dataset, first.precision)
-        alike = [run for run in self.waiting if (run.dataset, run.precision) == kind and self.deaths[run.key] <= 1]
-        for run in alike[: size - 1]:
+        alike = (run for run in self.waiting if (run.dataset, run.precision) == kind and self.deaths[run.key] <= 1)
+        others = list(islice(alike, size - 1))  # thousands may wait, and a worker takes a few
+        for run in others:
             self.waiting.remove(run)
-        return [first, *alike[: size - 1]]
+        return [first, *others]
 
     def poll(self, worker: WorkerHandle) -> None:
         self.calls[worker.actor.events.remote(self.stopping)] = partial(self.receive, worker)

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -52,8 +52,8 @@ class Evaluation:
     calibration: CalibrationRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        return {name: value for name, value in found.items() if value is not None or name not in COUNTS}
+        """The fields by name. Lists are not copied: a run with many classes saves very many counts, again and again."""
+        return {name: value for name, value in vars(self).items() if value is not None or name not in COUNTS}
 
 
 def tested_per_group(stream: Stream) -> list[int]:

@@ -118,7 +118,8 @@ def read(
     first = whole(f"{path}: first_seed", content.get("first_seed", 0), 0, MAX_SEED - seeds)
     cells = _expanded(path, content, settings, source, range(first, first + seeds))
     kept = select(cells, only)
-    left_out = [cell for cell in cells if cell not in kept] if only else []
+    chosen = {cell.config for cell in kept}
+    left_out = [cell for cell in cells if cell.config not in chosen]
     _refuse_without_effect(settings, kept, only)
     title = _text_of(path, content, "title") or path.stem
     about, paper = _text_of(path, content, "about"), _text_of(path, content, "paper")

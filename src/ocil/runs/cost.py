@@ -1,5 +1,6 @@
 """What a run costs: images passed through the network, and bytes that are kept between two batches."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -41,8 +42,8 @@ def images_passed(
     """
     settings, classes, total = config.learner, stream.data.num_classes, PassedImages()
     sizes = [last - first for first, last in stream.bounds]
-    for size in set(sizes):
-        total = total.plus(learner.passes(settings, size, classes), sizes.count(size))
+    for size, batches in Counter(sizes).items():
+        total = total.plus(learner.passes(settings, size, classes), batches)
     stored_after = [min(settings.memory, seen) for seen in accumulate(sizes)]
     at_reviews, at_ends = ([stored_after[batch - 1] for batch in after] for after in (reviews, ends))
     for passes, times in Schedule(len(sizes), at_reviews, at_ends).passes_on_memory(learner, settings, classes):

@@ -167,6 +167,10 @@ def run(
     data_dir = path_or_none(data_dir)
     if dataset is not None:
         require_dataset(dataset)
+    if not isinstance(stream, Stream | None):
+        raise OcilError(f"stream is an ocil.Stream, not a {type(stream).__name__}.")
+    if not isinstance(device, torch.device | str):
+        raise OcilError(f"device = {device!r} must be auto, cpu, cuda or mps, or a torch.device.")
     if stream is not None:
         if dataset is not None:
             raise OcilError("give a dataset or a stream, not both.")

@@ -1,4 +1,8 @@
-"""The kinds of streams by name. A new kind is a file with a function that returns an ``Order``, and an entry here."""
+"""The kinds of streams by name: what the setting ``boundary`` chooses among, and how each draws its order of arrival.
+
+A new kind is a file beside this one with a function from a ``Material`` to an ``Order``, its name in ``Boundary``
+(``choices``), and an entry in ``KINDS``. Settings that it adds are fields of ``StreamConfig``.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,15 +25,19 @@ from ocil.streams.tasks import clear
 
 @dataclass(frozen=True)
 class StreamKind:
-    """A kind of stream."""
+    """A kind of stream: in which order the samples of a dataset arrive, task by task or without tasks."""
 
     draw: Callable[[Material], Order]
+    """Draws the order from the samples that take part, their classes and a random generator."""
     summary: str
+    """One line, as ``ocil stream kinds`` shows it."""
     settings: tuple[str, ...] = ()
-    """The settings that only this kind has, or few others."""
+    """The settings of ``StreamConfig`` that only this kind uses, or few others; with all other kinds they are refused.
+    """
     paper: str = "-"
+    """The paper that it comes from, or ``-``."""
     same_sizes: bool = False
-    """Whether the tasks of all seeds have equally many samples where their classes have."""
+    """Whether a task of the same classes has equally many samples with every seed."""
 
 
 KINDS: Mapping[Boundary, StreamKind] = {
@@ -72,20 +80,20 @@ KINDS: Mapping[Boundary, StreamKind] = {
 
 
 def settings_of_others(boundary: Boundary) -> set[str]:
-    """The settings that other kinds have and this one has not: here they do nothing."""
+    """The settings that other kinds use and this one does not: with it they would do nothing."""
     every = {name for kind in KINDS.values() for name in kind.settings}
     return every - set(KINDS[boundary].settings)
 
 
 def draw(data: Dataset, config: StreamConfig, seed: int) -> Order:
-    """The order of a configuration and a seed."""
+    """The order of arrival for a configuration and a seed, with wrong labels if ``label_noise`` asks for them."""
     material = Material.of(data, config, seed)
     order = KINDS[config.boundary].draw(material)
     return with_noise(order, data, config, material.samples, seed)
 
 
 def sizes_vary(config: StreamConfig) -> bool:
-    """Whether the streams of two seeds may differ in the number of their batches or in the sizes of their tasks."""
+    """Whether the streams of two seeds may differ in the number of their batches, or in the samples of a task."""
     if config.order:
         return False
     shuffled = is_long_tailed(config) and config.imbalance_order == "seeded"

@@ -32,6 +32,7 @@ from ocil.data.places import cache_dir
 from ocil.data.samples import LabelledSamples, Note, Samples, warn
 from ocil.data.split import hold_out, in_words
 from ocil.errors import OcilError, WriteError
+from ocil.limits import whole
 from ocil.streams.config import DEFAULT_TASKS
 from ocil.streams.order import Order, equal_distances, tasks_of
 
@@ -67,6 +68,8 @@ def record(
     """Record all batches of an iterable, which must end. ``Stream.from_batches`` explains batches and options."""
     if not isinstance(batches, Iterable):
         raise OcilError(f"batches is a {type(batches).__name__}: give a list or a generator of (x, y) or (x, y, task).")
+    if tasks is not None:
+        tasks = whole("tasks", tasks, least=1)
     came = _Arrived(layout, list(map(str, classes)) if classes is not None else None)
     for number, batch in enumerate(batches):
         came.add(batch, number)
@@ -225,18 +228,18 @@ def _test_part(test: tuple[Any, Any], came: _Arrived, layout: Layout | None) -> 
 def _order(came: _Arrived, labels: NDArray[np.int64], held: NDArray[np.bool_], tasks: int | None) -> Order:
     """The order of the samples that are not held out, in the batches in which they came."""
     ends = np.cumsum(came.sizes)
-    kept = [int((~part).sum()) for part in np.split(held, ends[:-1])]
-    batches = [set(part.tolist()) for part in np.split(labels, ends[:-1])]
-    present = [number for number, size in enumerate(kept) if size]
-    stops = np.cumsum([kept[number] for number in present]).tolist()
+    parts = zip(np.split(labels, ends[:-1]), np.split(held, ends[:-1]), strict=True)
+    kept = [part[~out] for part, out in parts]
+    present = [number for number, part in enumerate(kept) if len(part)]
+    stops = np.cumsum([len(kept[number]) for number in present]).tolist()
     bounds = list(zip([0, *stops[:-1]], stops, strict=True))
-    batches = [batches[number] for number in present]
+    batches = [set(kept[number].tolist()) for number in present]
     named = [came.tasks[number] for number in present] if came.tasks else None
     points, groups = tasks_of(batches, named)
     samples = np.arange(stops[-1], dtype=np.int64)
     if len(groups) > 1 or named is not None:
         return Order(samples, bounds, points, groups, "clear")
     (arrived,) = groups
-    count = min(tasks or DEFAULT_TASKS, len(arrived), len(bounds))
+    count = min(DEFAULT_TASKS if tasks is None else tasks, len(arrived), len(bounds))
     split = [part.tolist() for part in np.array_split(np.array(arrived), count)]
     return Order(samples, bounds, equal_distances(len(bounds), count), split, "none")
