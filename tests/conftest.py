@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ import pytest
 from ocil import plugins
 from ocil.data import Dataset
 from tests.browsing import Pages, launched, visits
+from tests.forking import ANY, Forked, Forks
 from tests.parsing import find_options_once
 from tests.skipping import pytest_configure, pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks)
 
@@ -269,6 +270,26 @@ def start_python() -> Callable[..., "subprocess.Popen[str]"]:
             [sys.executable, *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, start_new_session=True, **({"env": environment} | options),
         )  # fmt: skip
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def forks(start_python: Callable[..., "subprocess.Popen[str]"]) -> Iterator[Forks]:
+    with start_python("-c", ANY) as process:
+        yield Forks(process)
+        process.communicate()
+
+
+@pytest.fixture
+def fork_python(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Forked]:
+    """As ``start_python``, in a copy of a process that has loaded PyTorch, which takes two seconds: for tests that are
+    about something else.
+    """
+
+    def start(*words: object, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> Forked:
+        env = os.environ | {"OMP_NUM_THREADS": "1"} if env is None else env
+        return forks.start(words, tmp_path_factory.mktemp("forked"), env, cwd or Path.cwd())
 
     return start
 

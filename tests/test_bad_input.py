@@ -20,6 +20,7 @@ from ocil.limits import whole
 from ocil.runs.config import resolve
 from ocil.runs.folder import RunFolder
 from tests.conftest import SMALL, Call, left_over, one_error
+from tests.forking import Forked
 
 
 def nothing_written(root: Path) -> bool:
@@ -304,13 +305,13 @@ def test_a_full_disk(run_tiny: Call, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.slow
-def test_a_file_too_large(start_python: Callable[..., "subprocess.Popen[str]"], tiny_npz: Path, tmp_path: Path) -> None:
+def test_a_file_too_large(fork_python: Callable[..., Forked], tiny_npz: Path, tmp_path: Path) -> None:
     words = ["run", "fine-tune", "-d", str(tiny_npz), "-n", "1", "--workers", "1", "-o", str(tmp_path / "runs")]
     script = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000)); "
         f"from ocil.cli import main; main({[*words, '--set', 'width=2', 'tasks=2']})"
     )
-    process = start_python("-c", script)
+    process = fork_python("-c", script)
     out, err = process.communicate(timeout=600)
     assert process.returncode == 2, err
     assert out == ""

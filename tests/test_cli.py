@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -22,8 +22,10 @@ from ocil.runs.folder import RunFolder
 from ocil.runs.protocol import Interrupted, RunKey
 from ocil.runs.stream_run import StreamRun
 from tests.conftest import SMALL, Call, Said, left_over, one_error
+from tests.forking import Forked
 
-Start = Callable[..., "subprocess.Popen[str]"]
+Process: TypeAlias = "subprocess.Popen[str] | Forked"
+Start = Callable[..., Process]
 
 
 def results_in(root: Path) -> dict[str, dict[str, Any]]:
@@ -346,33 +348,38 @@ class Finder:
 
 sys.meta_path.insert(0, Finder)
 """
+CALL = """
+from ocil.__main__ import main
+main()
+"""
 
 
 @pytest.fixture
-def slow_python(start_python: Start, tmp_path: Path) -> Start:
-    """Start another Python that finds ocil with ``SLOW_STEPS``."""
+def slow_python(fork_python: Callable[..., Forked], tmp_path: Path) -> Start:
+    """Start ``ocil`` with ``SLOW_STEPS``, which its workers find as well."""
     folder = tmp_path / "python"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(SLOW_STEPS)
     path = os.pathsep.join(map(str, (folder, Path(ocil.__file__).parents[1])))
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return lambda *words: start_python(*words, env=environment)
+    return lambda *words: fork_python("-c", SLOW_STEPS + CALL, *words, env=environment)
 
 
 def start_and_interrupt(
     start_python: Start,
     words: list[object],
-    ready: Callable[["subprocess.Popen[str]"], None],
+    ready: Callable[[Process], None],
     number: signal.Signals = signal.SIGINT,
 ) -> Said:
     """What ``ocil`` says when Ctrl-C is pressed in its terminal once it is ready: all its processes get the signal."""
-    process = start_python("-m", "ocil", *words)
+    process = start_python(*words)
     try:
         ready(process)
         os.killpg(process.pid, number)
         out, err = process.communicate(timeout=600)
     finally:
         process.kill()
+    assert process.returncode is not None
     return Said(process.returncode, out, err)
 
 
@@ -389,7 +396,7 @@ def test_asked_to_stop_it_saves_and_the_same_command_goes_on(
     words: list[object] = ["run", "fine-tune", "-d", tiny_npz, "--workers", workers, "--set", "width=2", "tasks=2"]
     seeds = ["--seeds", workers + 1]
 
-    def the_second_run_begins(process: "subprocess.Popen[str]") -> None:
+    def the_second_run_begins(process: Process) -> None:
         while process.poll() is None and len(list((tmp_path / "a").rglob("config.json"))) < 2:
             time.sleep(0.02)
 
@@ -414,7 +421,7 @@ def test_asked_to_stop_it_saves_and_the_same_command_goes_on(
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds child processes in /proc")
 def test_ctrl_c_while_workers_start(start_python: Start, tiny_npz: Path, tmp_path: Path) -> None:
-    def a_worker_starts(process: "subprocess.Popen[str]") -> None:
+    def a_worker_starts(process: Process) -> None:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         while process.poll() is None:
             for child in children.read_text().split():
@@ -423,7 +430,7 @@ def test_ctrl_c_while_workers_start(start_python: Start, tiny_npz: Path, tmp_pat
             time.sleep(0.02)
 
     words = ["run", "fine-tune", "-d", tiny_npz, "--workers", 2, "--seeds", 3, "--out", tmp_path / "runs"]
-    said = start_and_interrupt(start_python, [*words, "--set", "width=2", "tasks=2"], a_worker_starts)
+    said = start_and_interrupt(start_python, ["-m", "ocil", *words, "--set", "width=2", "tasks=2"], a_worker_starts)
     assert said.code == 130, said
     assert "Traceback" not in said.err
     assert not said.errors

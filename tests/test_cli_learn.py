@@ -20,6 +20,7 @@ from ocil.online.model import FILE, Model, Recipe
 from ocil.online.sources import LabelledImages, read_list
 from ocil.runs.environment import digest
 from tests.conftest import Call, left_over, one_error
+from tests.forking import Forked
 
 SMALL = ("--method", "er", "--memory", 20, "--width", 1, "--size", 12, "--gray", "--batch-size", 4)
 RECIPE = Recipe("er", memory=20, width=1, batch_size=4)
@@ -204,12 +205,12 @@ def test_no_empty_lines_where_there_is_no_terminal(ocil_command: Call, photos: P
 
 @pytest.mark.usefixtures("usual_convolution")
 def test_killed_in_the_middle_of_a_write(
-    ocil_command: Call, start_python: Callable[..., Any], table: Path, tmp_path: Path
+    ocil_command: Call, fork_python: Callable[..., Forked], table: Path, tmp_path: Path
 ) -> None:
     words = ("learn", table, *SMALL, "--device", "cpu", "--save-seconds", 0)
     assert ocil_command(*words, "--model", tmp_path / "whole").code == 0
     killed = tmp_path / "killed"
-    process = start_python("-c", SCRIPT, 3, *words, "--model", killed)
+    process = fork_python("-c", SCRIPT, 3, *words, "--model", killed)
     process.communicate(timeout=600)
     assert process.returncode == -signal.SIGKILL
     assert Model.load(killed, "cpu").samples == 8  # the third save was never finished

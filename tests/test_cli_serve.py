@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from ocil.cli.serve import LIMITS, LimitOptions
 from ocil.online.model import Model
 from ocil.serve.limits import Limits
 from tests.conftest import Call, one_error
+from tests.forking import Forked
 from tests.serving import picture
 
 pytest.importorskip("fastapi")
@@ -140,16 +140,15 @@ def test_damaged_logs_are_said_in_one_line(ocil_command: Call, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_learn_serve_and_learn_again(
-    ocil_command: Call, photos: Path, tmp_path: Path, start_python: Callable[..., "subprocess.Popen[str]"]
+    ocil_command: Call, photos: Path, tmp_path: Path, fork_python: Callable[..., Forked]
 ) -> None:
     """One folder, two commands in turn; while one works there the other is refused."""
     folder = tmp_path / "model"
     assert ocil_command("learn", photos, "--model", folder, *SMALL, "--shuffle", 0).code == 0
     said = ocil_command("serve", "--model", folder, "--method", "afs")
     assert "was made with method = er, not afs" in one_error(said)
-    server = start_python("-m", "ocil", "serve", "--model", folder, "--port", 0, "--json")
+    server = fork_python("-m", "ocil", "serve", "--model", folder, "--port", 0, "--json")
     try:
-        assert server.stdout is not None
         address = json.loads(server.stdout.readline())["address"]
         busy = ocil_command("learn", photos, "--model", folder, "--append")
         assert "another process is learning in" in one_error(busy)

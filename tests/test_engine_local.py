@@ -1,7 +1,6 @@
 import multiprocessing
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +25,7 @@ from ocil.runs.protocol import Interrupted, Progress, Run, RunKey
 from ocil.runs.results import Result
 from ocil.runs.stream_run import StreamRun
 from tests.conftest import left_over
+from tests.forking import Forked
 
 pytestmark = pytest.mark.usefixtures("usual_convolution")
 
@@ -118,7 +118,7 @@ def test_a_second_ctrl_c_ends_the_workers(runs: list[StreamRun], tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see who is alive")
 def test_workers_end_when_their_parent_is_killed(
-    start_python: Callable[..., "subprocess.Popen[str]"], tiny_npz: Path, tmp_path: Path
+    fork_python: Callable[..., Forked], tiny_npz: Path, tmp_path: Path
 ) -> None:
     """In the middle of a rehearsal, too, which sends nothing for as long as it takes."""
     script = f"""
@@ -139,8 +139,7 @@ if __name__ == "__main__":
 """
     path = tmp_path / "driver.py"  # spawned workers import it
     path.write_text(script)
-    with start_python(path) as driver:
-        assert driver.stdout is not None
+    with fork_python(path) as driver:
         workers = [int(word) for word in driver.stdout.readline().split()]
         driver.kill()
     try:

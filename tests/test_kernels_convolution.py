@@ -3,7 +3,6 @@
 import copy
 import itertools
 from collections.abc import Callable, Iterator
-from subprocess import Popen
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from torch.func import functional_call, grad, vmap
 import ocil.kernels.convolution
 from ocil.kernels.convolution import Conv2d, patches
 from ocil.networks import WrappedNetwork
+from tests.forking import Forked
 
 CASES = [
     (kernel, stride, height, width)
@@ -208,9 +208,7 @@ def test_padding_keeps_the_map_and_there_is_no_bias() -> None:
         "type('Own', (torch.nn.Conv2d,), {})(8, 16, 1, 2, bias=False)",
     ],
 )
-def test_gradients_of_a_shortcut_where_pytorch_overwrites_memory(
-    made: str, start_python: Callable[..., "Popen[str]"]
-) -> None:
+def test_gradients_of_a_shortcut_where_pytorch_overwrites_memory(made: str, fork_python: Callable[..., Forked]) -> None:
     """In a process of its own: with AVX-512, PyTorch's own convolution ends it here."""
     code = """
 import torch
@@ -225,7 +223,7 @@ y = torch.einsum("nchw,dc->ndhw", x[:, :, ::2, ::2].double(), shortcut.weight[:,
 expected = 2 * torch.einsum("ndhw,nchw->dc", y, x[:, :, ::2, ::2].double())
 torch.testing.assert_close(got[:, :, 0, 0].double(), expected, rtol=1e-4, atol=1e-3)
 """
-    process = start_python("-c", code.replace("MADE", made))
+    process = fork_python("-c", code.replace("MADE", made))
     _, err = process.communicate()
     assert process.returncode == 0, err
 

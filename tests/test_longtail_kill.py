@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +16,13 @@ from ocil.longtail.runs import LongTailRun
 from ocil.longtail.runs import run as run_alone
 from ocil.runs.protocol import Progress
 from tests.conftest import Call, left_over
+from tests.forking import Forked
 from tests.reference.datasets import patterned
 
 pytestmark = [pytest.mark.usefixtures("usual_convolution"), pytest.mark.slow]
 SETTINGS = ("imbalance=8", "validation=8", "width=2", "batch_size=8", "epochs1=12", "epochs2=12")
 
-Start = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., Forked]
 
 
 def command(data: Path, out: Path) -> tuple[object, ...]:
@@ -30,11 +30,11 @@ def command(data: Path, out: Path) -> tuple[object, ...]:
     return (*words, "--device", "cpu", "--set", *SETTINGS)
 
 
-def begin(start: Start, data: Path, out: Path) -> "subprocess.Popen[str]":
+def begin(start: Start, data: Path, out: Path) -> Forked:
     return start("-m", "ocil", *command(data, out))
 
 
-def wait_for(process: "subprocess.Popen[str]", out: Path, pattern: str) -> None:
+def wait_for(process: Forked, out: Path, pattern: str) -> None:
     """Return when there is such a file, or the process has ended well."""
     until = time.monotonic() + 600
     while not list(out.glob(pattern)) and process.poll() is None:
@@ -66,14 +66,13 @@ def killed_and_stopped(start: Start, data: Path, root: Path) -> Path | None:
     return root
 
 
-def test_killed_and_stopped_then_the_same_end(start_python: Start, ocil_command: Call, tmp_path: Path) -> None:
-    """Only what is killed and stopped has a process of its own: each takes seconds to load PyTorch."""
+def test_killed_and_stopped_then_the_same_end(fork_python: Start, ocil_command: Call, tmp_path: Path) -> None:
     data = tmp_path / "made.npz"
     patterned(per_class=24, classes=4).save(data)
     straight = ocil_command(*command(data, tmp_path / "straight"))
     assert straight.code == 0, straight.err
 
-    stopped = (killed_and_stopped(start_python, data, tmp_path / f"stopped-{attempt}") for attempt in range(10))
+    stopped = (killed_and_stopped(fork_python, data, tmp_path / f"stopped-{attempt}") for attempt in range(10))
     root = next(root for root in stopped if root is not None)
 
     last = ocil_command(*command(data, root))

@@ -867,14 +867,14 @@ def test_mistakes(ocil_command: Call, made: Path, tmp_path: Path, words: tuple[o
     assert not list(tmp_path.rglob("*.json"))
 
 
-def test_the_training_path_needs_no_library_of_the_command_line(start_python: Callable[..., Any]) -> None:
+def test_the_training_path_needs_no_library_of_the_command_line(fork_python: Callable[..., Any]) -> None:
     script = """
 import sys
 import time
 import ocil.longtail.runs, ocil.report.longtail
 print(sorted({"rich", "cyclopts", "jinja2", "matplotlib", "sklearn"} & set(sys.modules)))
 """
-    out, err = start_python("-c", script).communicate(timeout=600)
+    out, err = fork_python("-c", script).communicate(timeout=600)
     assert (out.strip(), err) == ("[]", "")
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -30,8 +29,11 @@ from ocil.runs.features import Encoder
 from ocil.runs.protocol import Interrupted
 from ocil.runs.stream_run import StreamRun
 from tests.conftest import SMALL, Call, one_error
+from tests.forking import Forked
 
 pytestmark = pytest.mark.usefixtures("clean")
+
+Fork = Callable[..., Forked]
 
 MINE = """
 import ocil
@@ -510,7 +512,9 @@ def test_worker_processes_know_the_plugin(mine: Path, run_tiny: Call) -> None:
 
 
 @pytest.mark.slow
-def test_a_node_of_a_cluster_gets_the_plugin_with_its_runs(mine: Path, tiny_npz: Path, tmp_path: Path) -> None:
+def test_a_node_of_a_cluster_gets_the_plugin_with_its_runs(
+    mine: Path, tiny_npz: Path, tmp_path: Path, fork_python: Fork
+) -> None:
     """In another process, which has not loaded it."""
     plugins.load(mine)
     config = resolve("mine", str(tiny_npz))
@@ -523,9 +527,9 @@ facts = examiner()(None, Path({str(tmp_path / "samples")!r}).read_bytes(), None)
 assert not facts["no images"], facts
 print(facts["images"])
 """
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert said.returncode == 0, said.stderr
-    assert str(tiny_npz) in said.stdout
+    out, err = (process := fork_python("-c", script)).communicate()
+    assert process.returncode == 0, err
+    assert str(tiny_npz) in out
 
 
 def test_a_run_of_a_plugin_can_be_pickled(mine: Path, tiny_npz: Path) -> None:
@@ -535,7 +539,7 @@ def test_a_run_of_a_plugin_can_be_pickled(mine: Path, tiny_npz: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_command_takes_plugins_and_the_variable(mine: Path, tiny_npz: Path, tmp_path: Path) -> None:
+def test_every_command_takes_plugins_and_the_variable(mine: Path, tmp_path: Path, fork_python: Fork) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("1 / 0")
     named = os.environ | {plugins.VARIABLE: os.pathsep.join([str(broken), str(mine)])}
@@ -550,10 +554,10 @@ for words in (["--help"], ["run", "--help"]):
 assert not [name for name in sys.modules if name.startswith("ocil_plugin_")]
 main(["methods", "mine", "--json"])
 """
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=named)
-    assert said.returncode == 0, said.stderr
-    assert said.stdout.count("--plugin") >= 2
-    (line,) = [line for line in said.stderr.splitlines() if "broken.py" in line]
+    out, err = (process := fork_python("-c", script, env=named)).communicate()
+    assert process.returncode == 0, err
+    assert out.count("--plugin") >= 2
+    (line,) = [line for line in err.splitlines() if "broken.py" in line]
     reason = "cannot be loaded (line 1): ZeroDivisionError: division by zero."
     assert line == f"ocil: warning: left out: the plugin {broken} {reason}"
 

@@ -1,8 +1,7 @@
 """What other systems lack is not needed: Linux-only modules and functions are hidden in another process."""
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,10 @@ from ocil.methods.er import ER
 from ocil.runs import build, environment
 from ocil.runs.config import resolve
 from tests.conftest import SMALL
+from tests.forking import Forked
 from tests.test_methods import QUICK
+
+Fork = Callable[..., Forked]
 
 HIDE = """
 import os, pkgutil, signal, socket, sys
@@ -57,25 +59,22 @@ main(sys.argv[1:])
 """
 
 
-def python(*words: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
-
-
 @pytest.mark.slow
-def test_every_module_without_what_linux_has() -> None:
-    said = python("-c", HIDE + IMPORT_ALL)
-    assert said.returncode == 0, said.stderr
-    found: dict[str, str] = eval(said.stdout)
+def test_every_module_without_what_linux_has(fork_python: Fork) -> None:
+    out, err = (process := fork_python("-c", HIDE + IMPORT_ALL)).communicate()
+    assert process.returncode == 0, err
+    found: dict[str, str] = eval(out)
     extras = {name: why for name, why in found.items() if "triton" in why}  # kernels: their package is for Linux
     assert found == extras
 
 
 @pytest.mark.slow
-def test_a_run_without_what_linux_has(tiny_npz: Path, tmp_path: Path) -> None:
+def test_a_run_without_what_linux_has(fork_python: Fork, tiny_npz: Path, tmp_path: Path) -> None:
     words = ("run", "er", "--dataset", tiny_npz, "--memory", 20, "--seeds", 1, "--no-reference", "--device", "cpu")
-    said = python("-c", HIDE + RUN, *words, "--out", tmp_path / "runs", "--json", "--set", *SMALL)
-    assert said.returncode == 0, said.stderr
-    assert '"failed": []' in said.stdout
+    process = fork_python("-c", HIDE + RUN, *words, "--out", tmp_path / "runs", "--json", "--set", *SMALL)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert '"failed": []' in out
 
 
 def test_a_folder_is_synced_only_where_it_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from ocil.report.collect import collect
 from ocil.runs.config import resolve
 from tests.conftest import Script
 from tests.data.tiny_sources import tiny_dataset
+from tests.forking import Forked
 
 ROOT = Path(__file__).parents[1]
 SMALL = ("width=1", "memory=20", "memory_batch=5", "tasks=2")
@@ -52,6 +53,7 @@ ELSEWHERE = {
 }  # scripts that have a test there
 
 Start = Callable[..., "subprocess.Popen[str]"]
+Fork = Callable[..., Forked]
 
 
 def test_every_script_has_a_test_and_says_how_it_is_called() -> None:
@@ -148,13 +150,11 @@ def test_steps(script: Script, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.gpu(optional=True)
-def test_the_time_of_a_cell(
-    start_python: Callable[..., "subprocess.Popen[str]"], tiny_npz: Path, tmp_path: Path
-) -> None:
+def test_the_time_of_a_cell(fork_python: Fork, tiny_npz: Path, tmp_path: Path) -> None:
     """In a process of its own: the script wraps functions of the package."""
     cell = ("afs", "--dataset", tiny_npz, "--seeds", 2, "--no-reference")
     words = ("--json", tmp_path / "out.json", "--limit", 600, *cell, "--set", *SMALL)
-    _, said = (process := start_python(ROOT / "benchmarks/cell_time.py", *words)).communicate(timeout=600)
+    _, said = (process := fork_python(ROOT / "benchmarks/cell_time.py", *words)).communicate(timeout=600)
     assert process.returncode == 0, said
     found = json.loads((tmp_path / "out.json").read_text())
     seconds = {name: phase["seconds"] for name, phase in found["phases"].items()}
@@ -215,7 +215,7 @@ def test_alternatives(script: Script, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tiles_are_tried_beside_those_in_use(start_python: Start) -> None:
+def test_tiles_are_tried_beside_those_in_use(fork_python: Fork) -> None:
     """The part of ``benchmarks/fused_kernels`` that needs no GPU: one kernel of each kind, and the tiles to time."""
     pytest.importorskip("triton", reason="triton is not installed: make test installs it")
     code = f"""
@@ -233,7 +233,7 @@ for case in found:
     parts = [fused_kernels.fitted(case.layer, t, 2) for t in tried]
     assert all(layer.splits * layer.span >= 2 * layer.shape.out_pixels for layer in parts)
 """
-    process = start_python("-c", code)
+    process = fork_python("-c", code)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
 
@@ -257,11 +257,11 @@ def test_load_on_the_service(start_python: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_soaking_the_service(start_python: Start, tmp_path: Path) -> None:
+def test_soaking_the_service(fork_python: Fork, tmp_path: Path) -> None:
     for package in ("fastapi", "uvicorn", "python_multipart"):
         pytest.importorskip(package)
     words = ("out.json", "--minutes", 0.1, "--kill-minutes", 0.03, "--calm-minutes", 0.1)
-    process = start_python((ROOT / "benchmarks/serve_soak").with_suffix(".py"), *words, cwd=tmp_path)
+    process = fork_python((ROOT / "benchmarks/serve_soak").with_suffix(".py"), *words, cwd=tmp_path)
     try:
         out, err = process.communicate(timeout=600)
     finally:

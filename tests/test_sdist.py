@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import ocil
+from tests.forking import Forked
 
 ROOT = Path(__file__).parents[1]
 WRITTEN = {"PKG-INFO", "setup.cfg"}  # by setuptools itself, beside a folder ocil.egg-info
@@ -51,7 +52,9 @@ def unpacked(start_python: Start, tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_sdist_holds_every_tracked_file_and_its_tests_are_found(unpacked: Path, start_python: Start) -> None:
+def test_the_sdist_holds_every_tracked_file_and_its_tests_are_found(
+    unpacked: Path, fork_python: Callable[..., Forked]
+) -> None:
     files = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     assert {name for name in files if ".egg-info/" not in name} == {*tracked()} | WRITTEN
     # They are the same files as here: that some are found shows that settings and what they import are there too.
@@ -59,7 +62,7 @@ def test_the_sdist_holds_every_tracked_file_and_its_tests_are_found(unpacked: Pa
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment = inherited | {"PYTHONPATH": str(unpacked / "src"), "OMP_NUM_THREADS": "1"}
     words = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "--assert=plain")  # nothing is rewritten
-    process = start_python(*words, *some, cwd=unpacked, env=environment)
+    process = fork_python(*words, *some, cwd=unpacked, env=environment)
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, out + err
     found = {line.partition("::")[0] for line in out.splitlines() if "::" in line}

@@ -1,13 +1,13 @@
 """Our SGD against PyTorch's, bit for bit."""
 
-import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
 from ocil.learning.sgd import SGD
+from tests.forking import Forked
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -45,7 +45,7 @@ def test_goes_on_from_its_state() -> None:
     assert torch.equal(parameter, other.parameters[0])
 
 
-def test_a_step_does_not_load_the_compiler() -> None:
+def test_a_step_does_not_load_the_compiler(fork_python: Callable[..., Forked]) -> None:
     code = """
 import sys
 import ocil
@@ -55,5 +55,5 @@ batch = next(iter(ocil.Stream(data)))
 learner.learn(batch.x, batch.y)
 print("torch._dynamo" in sys.modules)
 """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "False"
+    out, err = (process := fork_python("-c", code)).communicate()
+    assert (process.returncode, out.strip()) == (0, "False"), err

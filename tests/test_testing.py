@@ -3,8 +3,6 @@
 import itertools
 import random
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +24,7 @@ from ocil.testing import ContractError, check_method, check_network, method_chec
 from ocil.testing.methods import promise as method_promise
 from ocil.testing.networks import promise as network_promise
 from ocil.testing.watch import watched
+from tests.forking import Forked
 
 pytestmark = pytest.mark.usefixtures("quick_convolution")
 
@@ -305,9 +304,10 @@ def test_settings_of_the_checks() -> None:
 
 
 @pytest.mark.slow
-def test_pytest_is_not_needed() -> None:
+def test_pytest_is_not_needed(fork_python: Callable[..., Forked]) -> None:
     script = "import sys, ocil.testing; assert not {'pytest', '_pytest', 'hypothesis'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    _, err = (process := fork_python("-c", script)).communicate()
+    assert process.returncode == 0, err
 
 
 def test_a_check_names_the_line_that_breaks_a_promise() -> None:
