@@ -23,9 +23,8 @@ def hold_out(labels: ArrayLike, classes: Sequence[str], share: float | None = No
     if share is not None and not 0 < share < 1:
         raise OcilError(f"the test share {share:g} must be more than 0 and less than 1.")
     y = np.asarray(labels, dtype=np.int64)
-    rng = np.random.RandomState(
-        whole("seed", seed, 0, MOST_SEED)
-    )  # its permutations are the same in every numpy version
+    # Its permutations are the same in every numpy version.
+    rng = np.random.RandomState(whole("seed", seed, 0, MOST_SEED))
     held = np.zeros(len(y), dtype=np.bool_)
     by_class = np.argsort(y, kind="stable")
     ends = np.cumsum(np.bincount(y, minlength=len(classes)))
