@@ -185,6 +185,9 @@ def test_compare(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> None:
     assert (out / "accuracy.png").read_bytes()[:4] == b"\x89PNG"
     table = (out / "table.md").read_text()
     assert table.count("\n| ") == 5
+    named = re.findall(r"\n- (\S+): (\S+), seed 0", table)
+    assert [label for label, _ in named] == ["fine-tune", "er", "er-rv", "afs-no-rv"]
+    assert [str(out / folder / "seed-0") for _, folder in named] == [c["runs"][0] for c in content["cells"]]
 
     again = ocil_command("compare", *names, *words, "-o", out, "--set", *SMALL, "--figure", tmp_path / "x" / "a.svg")
     assert again.code == 0

@@ -1,6 +1,7 @@
 """``ocil run`` and ``ocil compare``."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from ocil.data import Dataset
     from ocil.experiments.files import Cell
     from ocil.experiments.plan import CellSummary
+    from ocil.report.table import Row
 
 
 def run(
@@ -109,7 +111,9 @@ def compare(
     summaries = [cell.summary for cell in found]
     if boxes := save(accuracy_after_each_task(summaries), path):
         console.warning(boxes)
-    write_bytes(table, f"{markdown_table(summary_table(summaries), level=0)}\n".encode())
+    content = summary_table(summaries)
+    content = replace(content, remarks=tuple(map(_where, content.rows, found)))
+    write_bytes(table, f"{markdown_table(content, level=0)}\n".encode())
     if as_json:
         cells_json = [cell.to_json() for cell in found]
         console.print_json({"cells": cells_json, "figure": str(path), "table": str(table), "failed": failed})
@@ -119,6 +123,15 @@ def compare(
         console.info(f"Table:   {table}")
         console.info(f"Runs:    {options.out}")
     return 1 if failed else 0
+
+
+def _where(row: "Row", cell: "CellSummary") -> str:
+    """The runs that a row is of, for a reader who has the table and not the command."""
+    from ocil.report.ranking import seeds_text
+
+    seeds = seeds_text(int(folder.name.removeprefix("seed-")) for folder in cell.folders)
+    word = "seed" if len(cell.folders) == 1 else "seeds"
+    return f"{row.values[0].text}: {cell.folders[0].parent.name}, {word} {seeds}"
 
 
 def _nothing(failed: list[str], as_json: bool) -> int:

@@ -177,7 +177,7 @@ def locate(name: str, data_dir: Path | None = None) -> Path:
     info = catalog.find(name)
     if info is not None:
         if (path := _stored(info, folders)) is None:
-            raise OcilError(f"{info.title} is not in {folders[0]}. To get it: {info.how}")
+            raise OcilError(f"{info.title} is not in {folders[0]}. To get it: {_how(info, data_dir)}")
         return path
     imported = _imported(folders)
     if name in imported:
@@ -239,6 +239,12 @@ def _imported(folders: Sequence[Path]) -> dict[str, Path]:
 def _stored(info: DatasetInfo, folders: Sequence[Path]) -> Path | None:
     paths = (folder / f"{info.name}.npz" for folder in folders)
     return next((path for path in paths if path.is_file()), None)
+
+
+def _how(info: DatasetInfo, data_dir: Path | None) -> str:
+    """How to get it into the folder that was given, if one was."""
+    given = data_dir is not None and info.how.startswith("ocil data ")
+    return f"{info.how} --data-dir {shlex.quote(str(data_dir))}" if given else info.how
 
 
 def _catalog_entry(info: DatasetInfo, folders: Sequence[Path]) -> ListedDataset:
