@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ocil
 from ocil import run_many, tensorfile
 from ocil.data import Dataset
 from ocil.errors import OcilError
@@ -480,3 +481,21 @@ def test_no_run_is_moved_onto_another(
     with pytest.raises(SystemExit, match="both belong to"):
         tool.main()
     assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("default", "value", "kind"),
+    [(Path("weights"), Path("others"), "PosixPath|WindowsPath"), (None, {1, 2}, "set"), (None, [b"bytes"], "bytes")],
+    ids=str,
+)
+def test_a_setting_that_json_cannot_hold_is_refused_before_the_run(
+    tiny: Dataset, tmp_path: Path, default: Any, value: Any, kind: str
+) -> None:
+    base = METHODS["fine-tune"].load()
+    own = make_dataclass("OwnConfig", [("own", Any, field(default=default))], bases=(base.Config,), frozen=True)
+    method = type("Own", (base,), {"Config": own})
+    ocil.register(ocil.MethodInfo("own", method, "like fine-tune", "-", memory=False))
+    config = resolve("own", "tiny", settings={"width": 1, "tasks": 2, "own": value})
+    with pytest.raises(OcilError, match=f"^the setting own holds a ({kind}), which a result cannot: let it hold"):
+        run(config, tmp_path, dataset=tiny, device="cpu")
+    assert not list(tmp_path.iterdir())

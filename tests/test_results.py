@@ -4,7 +4,7 @@ import re
 import runpy
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from ocil import tensorfile
 from ocil.data import Dataset
 from ocil.errors import OcilError, WriteError
 from ocil.files import atomic_write, write_bytes
+from ocil.methods import MethodInfo, register
+from ocil.methods.fine_tune import FineTune, FineTuneConfig
 from ocil.runs.config import resolve
 from ocil.runs.folder import RunFolder
 from ocil.runs.protocol import Interrupted
@@ -23,6 +25,7 @@ from ocil.runs.results import Result, sealed, summarise
 from ocil.runs.stream_run import run
 from ocil.tensorfile import DamagedFileError
 from tests.conftest import Call, left_over, one_error
+from tests.networks_to_try import TINY
 
 CONFIG = resolve("fine-tune", "tiny", settings={"width": 2, "tasks": 2})
 
@@ -83,6 +86,45 @@ def test_a_result_of_a_later_version_is_not_to_be_deleted(result: Result, tmp_pa
     (tmp_path / "result.json").write_text(changed(content, **later))
     with pytest.raises(OcilError, match=r"this version of ocil .*Update ocil\.$"):
         RunFolder(tmp_path).result()
+
+
+@dataclass(frozen=True)
+class OwnConfig(FineTuneConfig):
+    steps: int | None = 5
+    rate: str | float = "auto"
+    scale: float = 1  # a whole number in the place of 1.0
+    rounds: int = 1.5  # type: ignore[assignment]
+    parts: Any = 0
+
+
+class Own(FineTune):
+    Config = OwnConfig
+
+
+@pytest.mark.parametrize("settings", [{}, {"steps": None}, {"rate": 0.5}, {"scale": 0.5}, {"parts": [1, 2]}], ids=str)
+def test_a_setting_of_one_s_own_may_hold_what_its_type_allows(
+    tiny: Dataset, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """Also where its default is of another type: a finished result could not be read any more."""
+    register(MethodInfo("own", Own, "like fine-tune", "-", memory=False))
+    config = resolve("own", "tiny", settings={"network": TINY, "tasks": 2})
+    config = replace(config, learner=replace(config.learner, **settings))
+    result = run(config, tmp_path, dataset=tiny, device="cpu")
+    assert result.config.learner == config.learner
+    again = run(config, tmp_path, dataset=tiny, device="cpu")
+    assert (again.config, again.matrix, again.digest) == (result.config, result.matrix, result.digest)
+
+
+@pytest.mark.parametrize("settings", [{"scale": "large"}, {"test_flip": "no"}], ids=str)
+def test_a_setting_that_holds_what_its_type_does_not_allow_is_refused(result: Result, settings: dict[str, Any]) -> None:
+    register(MethodInfo("own", Own, "like fine-tune", "-", memory=False))
+    own = replace(result, config=resolve("own", "tiny", settings={"width": 2, "tasks": 2}))
+    assert Result.from_json(own.to_json()) == own
+    broken = own.to_json()
+    broken["config"]["learner"] |= settings
+    name, value = next(iter(settings.items()))
+    with pytest.raises(ValueError, match=f"{name} = {value} is not what it should be"):
+        Result.from_json(sealed(broken))
 
 
 def test_a_result_that_is_not_text(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ MAX_SIDE = 1024
 """The largest side of an image, in pixels."""
 MAX_WIDTH = 1024
 """The largest number of channels of the first stage of a ResNet."""
+BUILT_IN = frozenset({bool, int, float, str, list, tuple, dict, type(None)})
 
 
 def check(good: bool, name: str, value: object, wanted: str) -> None:
@@ -46,6 +47,13 @@ def python_value(value: Any) -> Any:
     if value.shape:
         return [python_value(each) for each in value]
     return float(str(value)) if value.dtype.kind == "f" else value.item()
+
+
+def use_python_values(config: Any) -> None:
+    """``python_value`` of each field of a frozen dataclass, in its place. A report makes thousands of these."""
+    fields = vars(config)
+    for name in [name for name, value in fields.items() if type(value) not in BUILT_IN]:
+        object.__setattr__(config, name, python_value(fields[name]))
 
 
 def check_threads(threads: int | None) -> None:

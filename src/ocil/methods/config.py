@@ -13,7 +13,7 @@ import torch
 from ocil.errors import OcilError
 from ocil.learning import optimizers
 from ocil.learning.views import RandomViews, crop_range
-from ocil.limits import MAX_WIDTH, python_value
+from ocil.limits import MAX_WIDTH, use_python_values
 from ocil.networks import InputShape, is_image
 from ocil.networks.registry import REDUCED, spec_of
 from ocil.precision import Precision
@@ -126,9 +126,7 @@ class LearnerConfig:
     below: ClassVar[dict[str, float]] = {"momentum": 1, "average": 1}
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if (plain := python_value(value)) is not value:
-                object.__setattr__(self, name, plain)
+        use_python_values(self)
         object.__setattr__(self, "network", spec_of(self.network))  # Python users may give the factory itself
         optimizers.check(self.optimizer, self.momentum, self.weight_decay)
         kind: Any = type(self)

@@ -1,10 +1,10 @@
 """Methods side by side, whatever paper they are from: a row per method with its settings, a column per dataset, stream
 and memory size."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from ocil.errors import OcilError, suggest
 from ocil.methods import method
@@ -87,10 +87,12 @@ def entries(cells: Iterable[MeasuredCell]) -> Entries:
         bound = info.offline or info.name == "fine-tune"
         found.append((settings, Entry(label, label, cells_by_column, not settings, bound)))
     first = [(entry.bound, group[0]) for (_, entry), group in zip(found, groups.values(), strict=True)]
-    names = [_name(cell, [other for kind, other in first if kind == bound]) for bound, cell in first]
+    differing = {kind: _differing([cell for bound, cell in first if bound == kind]) for kind in (False, True)}
+    names = [_name(cell, differing[bound]) for bound, cell in first]
+    counts = Counter(names)
     full = [escaped(f"{entry.label} {settings}".strip()) for settings, entry in found]
     named = (
-        replace(entry, name=name if names.count(name) == 1 else whole)
+        replace(entry, name=name if counts[name] == 1 else whole)
         for (_, entry), name, whole in zip(found, names, full, strict=True)
     )
     return Entries(tuple(named), columns, _shared([cell for bound, cell in first if not bound]))
@@ -113,9 +115,9 @@ def _fitting(column: MeasuredColumn, cells: Iterable[MeasuredCell]) -> list[Meas
     return [cell for cell in here if cell.column.memory in (column.memory, 0)]
 
 
-def _name(cell: MeasuredCell, others: Sequence[MeasuredCell]) -> str:
+def _name(cell: MeasuredCell, differing: Container[str]) -> str:
     """The label and the settings whose value differs in another entry."""
-    settings = {name: value for name, value in cell.learner_settings.items() if _differs(name, value, others)}
+    settings = {name: value for name, value in cell.learner_settings.items() if name in differing}
     return escaped(f"{cell.label} {settings_text(settings)}".strip())
 
 
@@ -127,10 +129,16 @@ def _shared(cells: Sequence[MeasuredCell]) -> str:
     tasks = {cell.changed.get("tasks") if cell.common_tasks else None for cell in cells}
     one = {"tasks": tasks.pop()} if len(tasks) == 1 and None not in tasks else {}
     changed = {name: value for cell in cells for name, value in cell.learner_settings.items()}
-    left_out = {name: value for name, value in changed.items() if not _differs(name, value, cells)}
+    differing = _differing(cells)
+    left_out = {name: value for name, value in changed.items() if name not in differing}
     return escaped(settings_text(one | left_out))
 
 
-def _differs(name: str, value: Any, cells: Sequence[MeasuredCell]) -> bool:
-    """Whether a setting has another value in one of the cells. A method without such a setting does not count."""
-    return any(getattr(cell.config.learner, name, value) != value for cell in cells)
+def _differing(cells: Sequence[MeasuredCell]) -> set[str]:
+    """The changed settings that do not have one value in all cells. A method without such a setting does not count."""
+    found = set()
+    for name in {name for cell in cells for name in cell.learner_settings}:
+        values = [getattr(cell.config.learner, name) for cell in cells if hasattr(cell.config.learner, name)]
+        if any(value != values[0] for value in values):
+            found.add(name)
+    return found

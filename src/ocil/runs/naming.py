@@ -11,6 +11,7 @@ from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from typing import Any
 
 from ocil.data.derived import short_name
+from ocil.errors import OcilError
 
 LONGEST = 48  # characters; with four bytes each, the whole name still fits into the 255 bytes of a file system
 RESERVED = frozenset('<>:"/\\|?*')
@@ -83,13 +84,25 @@ def seed_folder(seed: int) -> str:
 
 
 def distinct(config: Any) -> dict[str, Any]:
-    """The settings of a dataclass that differ from the defaults of its class, as ``plain`` writes them."""
-    values = {f.name: (plain(getattr(config, f.name)), _default(f)) for f in fields(config)}
+    """The settings of a dataclass that differ from the defaults of its class, as ``plain`` writes them.
+
+    Raises ``OcilError`` for a setting that JSON cannot hold.
+    """
+    values: dict[str, tuple[Any, Any]] = {}
+    for each in fields(config):
+        try:
+            values[each.name] = plain(getattr(config, each.name)), _default(each)
+        except TypeError as error:
+            raise OcilError(
+                f"the setting {each.name} holds {error}, which a result cannot: let it hold a number, a text, or a "
+                "list of these."
+            ) from error
     return {name: value for name, (value, default) in values.items() if value != default}
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON, with one form for equal values: 1, 1.0 and True, or a tuple and a list."""
+    """A value as JSON, with one form for equal values: 1, 1.0 and True, or a tuple and a list. Raises ``TypeError`` if
+    JSON cannot hold it."""
     if is_dataclass(value) and not isinstance(value, type):
         return distinct(value)
     if isinstance(value, Mapping):
@@ -98,6 +111,8 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return int(value)
+    if not isinstance(value, str | float | None):
+        raise TypeError(f"a {type(value).__name__}")
     return value
 
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ocil.evaluation.calibration import BINS
+from ocil.methods.config import hints_of
 from ocil.runs.config import RunConfig
 from ocil.streams import StreamConfig
 
@@ -42,16 +43,20 @@ def _check_config(config: RunConfig) -> None:
         raise ValueError("the name of its dataset is too long")
     for part in (config.stream, config.learner):
         whole: Any = type(part)
-        for name, kind in _plain_fields(whole):
+        for name, kinds in _plain_fields(whole):
             value = getattr(part, name)
-            if not isinstance(value, kind) and not (issubclass(kind, float) and is_number(value)):
+            if not isinstance(value, kinds) and not (float in kinds and is_number(value)):
                 raise ValueError(f"{name} = {str(value)[:40]} is not what it should be")
 
 
 @cache
-def _plain_fields(kind: Any) -> list[tuple[str, type]]:
-    """Name and type of a config class's fields, by their defaults; a user's own method may have others, of any type."""
-    return [(f.name, type(f.default)) for f in fields(kind) if isinstance(f.default, bool | int | float | str)]
+def _plain_fields(kind: Any) -> list[tuple[str, tuple[type, ...]]]:
+    """Name and types of a config class's fields that hold one number or one text: the type that it is given, and that
+    of its default, which may be another in a user's own method (``float = 1``). That may also have fields of other
+    types, such as ``int | None = 5``, which hold whatever they allow.
+    """
+    plain, hints = (bool, int, float, str), hints_of(kind)
+    return [(f.name, (hints[f.name], type(f.default))) for f in fields(kind) if hints[f.name] in plain]
 
 
 def _check_matrix(matrix: Any, stream: StreamConfig) -> None:

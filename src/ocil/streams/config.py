@@ -14,7 +14,7 @@ from ocil.data import CATALOG, Dataset
 from ocil.data.derived import base_of, parts_of
 from ocil.errors import OcilError
 from ocil.files import read_regular
-from ocil.limits import check, python_value
+from ocil.limits import check, python_value, use_python_values
 from ocil.streams.choices import Boundary, ClassOrder, ImbalanceOrder, NoiseAmong, Scenario, TaskEnds
 from ocil.streams.order_file import settings_in
 from ocil.text import lines_of
@@ -167,9 +167,7 @@ class StreamConfig:
     def _check_types(self) -> None:
         """Raise for a value of another type; numbers of NumPy become Python's, which JSON can hold."""
         mine: Any = type(self)
-        for name, given in vars(self).items():
-            if (plain := python_value(given)) is not given:
-                object.__setattr__(self, name, plain)
+        use_python_values(self)
         for name, kind, (wanted, in_words) in _typed(mine):
             value: Any = getattr(self, name)
             if type(value) is kind:
