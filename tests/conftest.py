@@ -249,14 +249,18 @@ def worker_source() -> None:
     """A process that has loaded what workers need, so that they are copies of it. It has no threads, and does without
     what a test changes in the environment.
     """
-    multiprocessing.set_forkserver_preload(["ocil.runs.stream_run", "ocil.longtail.runs", "ocil.methods.er"])
+    needed = ["ocil.runs.stream_run", "ocil.longtail.runs", "ocil.methods.er", "ocil.report.rendering"]
+    multiprocessing.set_forkserver_preload(needed)
     multiprocessing.forkserver.ensure_running()
 
 
 @pytest.fixture
 def quick_workers(worker_source: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests that are not about the start of workers: to load PyTorch takes each of them two seconds."""
-    monkeypatch.setattr("ocil.engines.pool.START_METHOD", "forkserver")
+    """For tests that are not about the start of workers: to load PyTorch or Matplotlib takes each of them a second
+    or two.
+    """
+    for module in ("ocil.engines.pool", "ocil.report.rendering"):
+        monkeypatch.setattr(f"{module}.START_METHOD", "forkserver")
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ from ocil.runs.protocol import Interrupted, Progress, Run, RunKey
 from ocil.runs.results import Result
 from ocil.runs.stream_run import StreamRun
 from tests.conftest import Call, left_over, one_error
+from tests.forking import Forked
 from tests.reference.datasets import patterned
 from tests.test_engine_local import told
 
@@ -172,7 +173,7 @@ def test_a_driver_that_is_killed(
     runs: list[StreamRun],
     npz: Path,
     expected: list[tuple[Any, ...]],
-    start_python: Callable[..., "subprocess.Popen[str]"],
+    fork_python: Callable[..., Forked],
     ocil_command: Call,
     tmp_path: Path,
 ) -> None:
@@ -182,7 +183,7 @@ def test_a_driver_that_is_killed(
     fingerprint = patterned(BATCHES * 10 // 4).fingerprint
     plan = [StreamRun(replace(runs[1].config, seed=seed, fingerprint=fingerprint)) for seed in range(3)]
     folders = [run.folder(tmp_path) for run in plan]
-    process, end = start_python(*words), time.monotonic() + 600
+    process, end = fork_python(*words), time.monotonic() + 600
     try:
         working: list[int] = []
         while not working:

@@ -74,7 +74,7 @@ def test_a_public_name() -> None:
 
 
 @pytest.mark.slow
-def test_without_scikit_learn(start_python: Any) -> None:
+def test_without_scikit_learn(fork_python: Any) -> None:
     script = """
 import sys
 sys.modules["sklearn"] = None
@@ -85,7 +85,7 @@ try:
 except ocil.OcilError as error:
     print(error)
 """
-    out, err = start_python("-c", script).communicate(timeout=600)
+    out, err = fork_python("-c", script).communicate(timeout=600)
     assert out == "OnlineClassifier needs scikit-learn, and sklearn is not installed: pip install 'ocil[sklearn]'\n", (
         err
     )

@@ -62,6 +62,7 @@ def test_workers_draw_the_same_figures_in_the_same_order() -> None:
     assert render_all(paints, workers=2) == here
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_a_worker_that_dies_leaves_its_figures_to_this_process() -> None:
     paints = [(only_here, (name,)) for name in ("one", "two", "three", "four")]
     assert render_all(paints, workers=2) == [render(of_times, *args) for _, args in paints]
@@ -82,6 +83,7 @@ def test_figures_are_drawn_where_the_system_has_too_few_semaphores(monkeypatch: 
     assert render_all(paints, workers=2) == [render(paint, *args) for paint, args in paints]
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_an_error_in_a_worker_is_that_of_the_figure_and_ends_the_others(tmp_path: Path) -> None:
     others = [(slow, (tmp_path / str(number),)) for number in range(30)]
     with pytest.raises(ZeroDivisionError, match="two"):

@@ -7,11 +7,12 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ocil.processes import end_with_parent, signals_blocked
 from ocil.report.style import render, render_pdf
 
+START_METHOD: Final = "spawn"  # a copy of this process could stop at a lock of another thread
 FIGURES_PER_WORKER = 24  # at least: a worker starts in the time of about six figures
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ def _drawn(draw: Callable[..., T], paints: Sequence[Paint], workers: int) -> lis
 
 
 def _in_workers(draw: Callable[..., T], paints: Sequence[Paint], workers: int) -> list[T]:
-    context = multiprocessing.get_context("spawn")  # a copy of this process could stop at a lock of another thread
+    context = multiprocessing.get_context(START_METHOD)
     with ProcessPoolExecutor(workers, context, initializer=_begin) as pool:
         try:
             with signals_blocked(signal.SIGINT):

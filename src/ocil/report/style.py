@@ -13,7 +13,6 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
@@ -157,6 +156,8 @@ def render(paint: Callable[..., Figure], *args: Any) -> str:
 
 def render_pdf(paint: Callable[..., Figure], *args: Any) -> bytes:
     """The same figure as ``render`` gives, as a PDF."""
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf  # an eighth of a second, and few ask for PDF
+
     with garbage_kept(), mpl.rc_context(REPORT_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
         file = io.BytesIO()
