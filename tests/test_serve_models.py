@@ -174,8 +174,9 @@ def test_the_command_line_opens_all_models(ocil_command: Call, tmp_path: Path, m
 
     def answer(services: dict[str, Service], *_: Any) -> None:
         seen.update({name: (one.limits.queue, one.model.labels) for name, one in services.items()})
-        for one in services.values():
+        for one in reversed(services.values()):
             one.log.close()
+            one._opened.close()
 
     monkeypatch.setattr("ocil.serve.run.serve", answer)
     assert ocil_command("serve", "--models", tmp_path, "--port", 0).code == 0
