@@ -12,6 +12,7 @@ or SIGTERM; it repeats the tests.
 """
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ TESTS = HERE.parent / "tests"
 LONGER = ("epochs1=90", "decay_every1=30", "epochs2=180", "decay_every2=60", "precision=bf16")
 SIDE_BY_SIDE = ("-n", "5") if find_spec("xdist") else ()
 FINISHED = 0
+ASKED = signal.SIGINT if os.name == "posix" else signal.SIGTERM  # then pytest still writes what it found
 TO_SAVE = 60.0  # seconds, for a step that stops by itself when its time is over
 FOR_TESTS = 600.0  # seconds: they take two minutes, and one that hangs must not take the time of all else
 
@@ -130,7 +132,7 @@ class Measurement:
         while process.poll() is None and time.perf_counter() < until and not self.stopped:
             time.sleep(0.5)
         if process.poll() is None:
-            process.terminate()
+            process.send_signal(ASKED)
         try:
             return process.wait(TO_SAVE)
         except subprocess.TimeoutExpired:

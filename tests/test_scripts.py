@@ -395,7 +395,7 @@ def test_a_measurement_ends_what_does_not_end(monkeypatch: pytest.MonkeyPatch, t
     if asked:
         threading.Timer(0.1, measurement.stop).start()
     measurement.carry_out([hangs, remaining.Step("next", ("-c", "print('done')"))])
-    code = -signal.SIGTERM if os.name == "posix" else 1
+    code = -signal.SIGINT if os.name == "posix" else 1
     assert measurement.failed[0] == f"hangs: exit code {code}, see {tmp_path / 'hangs'}.log"
     if asked:
         assert measurement.failed[1:] == ["next: its time was over, or its dataset did not come"]
