@@ -2,7 +2,8 @@
 
     python benchmarks/wide_rows.py --out wide.toml
     python benchmarks/remaining.py OUT --limit 1500 [--wide wide.toml] [--data-dir DIR] [--list]
-    python tools/take_runs.py OUT/times.json results        # and so on with each JSON
+    python tools/take_runs.py OUT/times.json results
+    python tools/take_runs.py OUT/wide.json results --side-by-side N        # and so on with the long tails
 
 First the GPU tests, then the running times with the GPU to itself; after these the long tails and the wide rows of
 Table I, side by side. A step begins when its dataset is there, so a dataset may still be on its way. Every step writes
