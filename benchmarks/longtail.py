@@ -6,7 +6,8 @@ python benchmarks/longtail.py [FIELD=VALUE ...] [--datasets cifar100 mini_imagen
 
 All runs share the GPU from one thread: they take turns, a replayed step each, on CUDA streams of their own. Threads
 would gain nothing: a replay costs the host little, and while one records its step the others may not touch the device.
---json is written anew as each run ends, so a time limit loses only what is running. --seconds stops after so long.
+--json is written anew as each run ends, so a time limit loses only what is running. After --seconds, on Ctrl-C and on
+SIGTERM runs are saved; the same command goes on.
 """
 
 import time
@@ -14,6 +15,7 @@ import time
 STARTED = time.perf_counter()
 
 import argparse  # noqa: E402
+import signal  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ocil import data  # noqa: E402
@@ -71,6 +73,12 @@ def main() -> None:
     spent = lambda: time.perf_counter() - STARTED  # noqa: E731
     print(f"{spent():6.1f} s  {len(configs)} runs on {device}", flush=True)
 
+    asked = False
+
+    def stop(*_: object) -> None:
+        nonlocal asked
+        asked = True
+
     def on_event(run: Run, event: Event) -> None:
         name = f"{run.config.dataset_label} {run.name}"
         if isinstance(event, LongTailResult):
@@ -86,8 +94,11 @@ def main() -> None:
             first[run.key] = spent()
             print(f"{spent():6.1f} s  {name} begins", flush=True)
 
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     job = Job(options.root, str(device), options.data_dir, options.side_by_side, checkpoint_seconds=120.0)
-    execute([LongTailRun(config) for config in configs], job, Observer(on_event, lambda: spent() > options.seconds))
+    observer = Observer(on_event, lambda: asked or spent() > options.seconds)
+    execute([LongTailRun(config) for config in configs], job, observer)
     if results:
         print(markdown(document(cells(results), load())))
     print(f"{spent():.1f} s from start to table", flush=True)

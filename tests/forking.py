@@ -4,10 +4,13 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self, TextIO
 
+LONGEST = 600.0  # seconds
 # Goes before a driver's own lines, which call ready once all is loaded. A forked process calls die_at_sync; from then
 # on os.fsync counts.
 START = """
@@ -122,7 +125,8 @@ class Forked:
 
     def __exit__(self, *_: object) -> None:
         self.stdout.close()
-        self._ended(wait=True)
+        with self._at_most(LONGEST):
+            self._ended(wait=True)
 
     def poll(self) -> int | None:
         return self._ended(wait=False)
@@ -141,12 +145,23 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What it printed, and wrote on standard error. It has no standard input, and ``timeout`` is not kept."""
-        if not self.stdout.closed:
-            with self.stdout:
-                self.said = self.stdout.read()
-        self._ended(wait=True)
+        """What it printed, and wrote on standard error. It has no standard input. After ``timeout`` it is killed."""
+        with self._at_most(timeout or LONGEST):
+            if not self.stdout.closed:
+                with self.stdout:
+                    self.said = self.stdout.read()
+            self._ended(wait=True)
         return self.said, self.err.read_text()
+
+    @contextmanager
+    def _at_most(self, seconds: float) -> Iterator[None]:
+        """Kill it, and what it has started, if this takes longer: a test that hangs would keep all others waiting."""
+        timer = threading.Timer(seconds, os.killpg, (self.pid, signal.SIGKILL))
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 class Forks(Driver):

@@ -507,6 +507,9 @@ def test_results_on_disk(results: list[Result], tiny_npz: Path, tmp_path: Path) 
             ocil.load_results(tmp_path, seeds=seed)  # type: ignore[arg-type]
     with pytest.raises(ocil.OcilError, match="name the folders of the runs"):
         ocil.load_results()
+    for no_seed in ("0", 1.5, [0]):
+        with pytest.raises(ocil.OcilError, match=re.escape(f"seed = {no_seed!r} is not a whole number.")):
+            ocil.load_results(tmp_path, seeds=[no_seed])  # type: ignore[list-item]
 
 
 def test_accuracy_over_time_is_that_of_the_results(

@@ -1,5 +1,6 @@
 """What a new user meets first: the start page, help, completion, errors, `ocil doctor`."""
 
+import errno
 import gc
 import json
 import os
@@ -19,7 +20,7 @@ from cyclopts import App
 from rich.console import Console
 
 import ocil.__main__
-from ocil.cli import COMMANDS, app, console
+from ocil.cli import COMMANDS, app, console, main
 from ocil.cli.names import experiments
 from ocil.experiments.named import find_file, shipped
 from ocil.experiments.part import SweepPart
@@ -201,6 +202,17 @@ def test_output_into_a_full_disk_is_an_error_in_one_line(words: tuple[str, ...])
         )
     assert done.returncode == 2
     assert done.stderr == "ocil: error: what the command prints cannot be written: No space left on device.\n"
+
+
+def test_another_file_that_cannot_be_read_is_not_taken_for_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of a broken disk has no name."""
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("ocil.cli._refuse_empty", broken)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        main(["methods"])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell of Unix closes the streams")

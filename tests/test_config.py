@@ -747,6 +747,13 @@ def test_numbers_of_numpy_are_those_of_python() -> None:
     assert json.dumps(found.to_json()) == json.dumps(wanted.to_json())
 
 
+def test_a_number_of_numpy_keeps_its_value_however_numpy_prints() -> None:
+    exact = 0.1 + 1e-13
+    with np.printoptions(legacy="1.13"):
+        assert resolve("er", settings={"lr": np.float64(exact)}).learner.lr == exact
+        assert resolve("er", settings={"lr": np.float32(0.1)}).learner.lr == 0.1
+
+
 def test_config_classes_take_numbers_of_numpy() -> None:
     stream = StreamConfig(tasks=np.int64(2), blurry_share=np.float32(0.3), class_counts=[np.int64(7)] * 3)  # type: ignore[arg-type]
     learner = ERConfig(memory=np.int64(50), lr=np.float32(0.1))  # type: ignore[arg-type]

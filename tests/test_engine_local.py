@@ -15,7 +15,7 @@ import torch
 from ocil.data import Dataset, lookup
 from ocil.data.dataset import load_npz
 from ocil.engines import execute, pool
-from ocil.engines.job import Job, Observer, Outcome, Outcomes
+from ocil.engines.job import Job, Observer, Outcome, Outcomes, without_locals
 from ocil.engines.pool import run_all
 from ocil.engines.waiting import with_waiting
 from ocil.errors import OcilError
@@ -309,6 +309,13 @@ def test_an_error_that_cannot_be_sent_fails_its_run_only(
     found = [event for event in events if not isinstance(event, Progress)]
     assert [type(outcome) for outcome in found] == [OcilError] * 2
     assert all(message in str(outcome) for outcome in found)
+
+
+def test_an_error_that_is_its_own_cause_has_an_end() -> None:
+    """``raise error from error`` is allowed, and whoever follows the causes comes back to where they began."""
+    error = ValueError("again")
+    error.__cause__ = error
+    assert without_locals(error) is error
 
 
 def test_a_corrupt_result_fails_its_run_only(runs: list[StreamRun], tmp_path: Path) -> None:

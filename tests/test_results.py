@@ -115,7 +115,7 @@ def test_a_setting_of_one_s_own_may_hold_what_its_type_allows(
     assert (again.config, again.matrix, again.digest) == (result.config, result.matrix, result.digest)
 
 
-@pytest.mark.parametrize("settings", [{"scale": "large"}, {"test_flip": "no"}], ids=str)
+@pytest.mark.parametrize("settings", [{"scale": "large"}, {"test_flip": "no"}, {"review_every": 2**63}], ids=str)
 def test_a_setting_that_holds_what_its_type_does_not_allow_is_refused(result: Result, settings: dict[str, Any]) -> None:
     register(MethodInfo("own", Own, "like fine-tune", "-", memory=False))
     own = replace(result, config=resolve("own", "tiny", settings={"width": 2, "tasks": 2}))

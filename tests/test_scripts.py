@@ -1,6 +1,7 @@
 """The scripts in benchmarks/ and tools/ run, in their smallest form."""
 
 import gzip
+import importlib
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -344,11 +346,18 @@ def test_what_remains_to_be_measured(script: Script, tmp_path: Path, monkeypatch
     assert "test_kernels.py" in listed[0]
     started: list[list[str]] = []
 
-    def run(words: list[str], **_: Any) -> Any:
-        started.append(words)
-        return subprocess.CompletedProcess(words, int("pytest" in words))
+    class Process:
+        def __init__(self, words: list[str], **_: Any) -> None:
+            started.append(words)
+            self.code = int("pytest" in words)
 
-    monkeypatch.setattr(subprocess, "run", run)
+        def poll(self) -> int:
+            return self.code
+
+        def wait(self, _: float) -> int:
+            return self.code
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda seconds: sleep(0.01))
     cifar10, cifar100 = (replace(tiny_dataset(), name=name) for name in ("cifar10", "cifar100"))
@@ -369,7 +378,29 @@ def test_what_remains_to_be_measured(script: Script, tmp_path: Path, monkeypatch
         assert 0 <= int(words[-3]) <= 1
         assert words[-5].startswith("out/")
     assert "tests: exit code 1, see out/tests.log" in said
+    assert "longtail-mini_imagenet: a dataset is not there yet" in said
     assert "longtail-mini_imagenet: its time was over, or its dataset did not come" in said
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["late", "stopped"])
+def test_a_measurement_ends_what_does_not_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: bool) -> None:
+    """The time of a GPU costs: what hangs is ended and leaves time for the next, and after SIGTERM nothing begins."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    remaining = importlib.import_module("remaining")
+    monkeypatch.delitem(sys.modules, "remaining")
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(seconds / 50))
+    measurement = remaining.Measurement(tmp_path, float("inf"), None)
+    hangs = remaining.Step("hangs", ("-c", "import time; time.sleep(1000)"), limit=1000 if asked else 0.1)
+    if asked:
+        threading.Timer(0.1, measurement.stop).start()
+    measurement.carry_out([hangs, remaining.Step("next", ("-c", "print('done')"))])
+    code = -signal.SIGINT if os.name == "posix" else 1
+    assert measurement.failed[0] == f"hangs: exit code {code}, see {tmp_path / 'hangs'}.log"
+    if asked:
+        assert measurement.failed[1:] == ["next: its time was over, or its dataset did not come"]
+    else:
+        assert (measurement.failed[1:], (tmp_path / "next.log").read_text()) == ([], "done\n")
 
 
 def idx(array: np.ndarray) -> bytes:

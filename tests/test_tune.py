@@ -466,6 +466,8 @@ def test_a_search_takes_settings_as_resolve_does(six: Dataset, tmp_path: Path) -
         ({"lr": []}, {}, r"lr = \[\] has no value to try: give some, or leave lr out."),
         ({"lr": [0.1]}, "width=2", "settings = 'width=2' must be a dictionary, such as {'lr': 0.05}."),
         ({"lr": [0.1]}, {"widht": None}, "unknown setting 'widht' for er. Did you mean 'width'?"),
+        ({"memory": [20, 50]}, {"memory": 50}, r"memory is given twice, to search \(20,50\) and as a setting"),
+        ({"review": [True]}, {"review": False}, r"review is given twice, to search \(true\) and as a setting"),
         ({"task_sizes": [(3, 3)]}, {}, "task_sizes=3,3: task_sizes changes the problem; it cannot be searched."),
     ],
 )

@@ -15,6 +15,7 @@ from ocil.errors import OcilError
 from ocil.files import path_or_none
 from ocil.limits import MAX_THREADS, check_threads, whole
 from ocil.plugins import PROGRAM
+from ocil.seeds import check_seed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -360,7 +361,7 @@ def load_results(*folders: Path | str, seeds: Iterable[int] | None = None) -> "l
             raise OcilError(f"{folder!r} is not the name of a folder: give ocil.load_results('runs', 'more').")
     if isinstance(seeds, str) or not isinstance(seeds, Iterable | None):
         raise OcilError(f"seeds = {seeds!r} is not a list of seeds, such as [0, 1] or range(10).")
-    found = collect(folders, None if seeds is None else frozenset(seeds))
+    found = collect(folders, None if seeds is None else frozenset(map(check_seed, seeds)))
     for warning in found.warnings:
         warnings.warn(warning, stacklevel=2)
     return [run.result for cell in found.cells for run in cell.runs]

@@ -46,7 +46,8 @@ def python_value(value: Any) -> Any:
         return value
     if value.shape:
         return [python_value(each) for each in value]
-    return float(str(value)) if value.dtype.kind == "f" else value.item()
+    is_float = value.dtype.kind == "f" and value.dtype.itemsize != 8  # those of 8 bytes are Python's own
+    return float(str(value)) if is_float else value.item()
 
 
 def use_python_values(config: Any) -> None:

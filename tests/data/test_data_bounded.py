@@ -4,6 +4,7 @@ import io
 import os
 import struct
 import threading
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,18 @@ def test_a_list_of_images_names_what_is_no_file(ocil_command: Call, tmp_path: Pa
     assert f"left out, 1: {tmp_path / 'pipe.png'}" in said.out.replace("\n", " ")
     with pytest.raises(OcilError, match=r"zero is not a file\. Replace it or take it out\.$"):
         read_image(Path("/dev/zero"), gray=True)
+
+
+def test_a_small_image_takes_little_memory(tmp_path: Path) -> None:
+    """To read up to the limit would set half a gigabyte aside for each file, which takes longer than the file."""
+    (tmp_path / "a.png").write_bytes(PNG)
+    read_image(tmp_path / "a.png", gray=True)  # what is loaded for it stays
+    tracemalloc.start()
+    try:
+        read_image(tmp_path / "a.png", gray=True)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.skipif(not Path("/dev/fd").exists(), reason="this system does not name open files")

@@ -93,8 +93,9 @@ for _number, (_title, *_commands) in enumerate(COMMANDS):
         app.command(_call, **({} if isinstance(_call, App) else {"name": _name}))
         app[_name].group, app[_name].sort_key = (_group,), _place
 app["--help"].group = app["--version"].group = (Group("Options", sort_key=len(COMMANDS)),)
-OUTPUT_IS_LOST = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG, errno.EIO)
-"""Standard output goes into a file that cannot grow. Errors of other files have been reported with their names."""
+OUTPUT_IS_LOST = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG)
+"""Standard output goes into a file that cannot grow. What could not be written to other files has been reported with
+their names. A broken disk (EIO) is not among these: it may be that of a file that is read."""
 app.meta.end_of_options_delimiter = ""  # a command sees `--` itself
 
 

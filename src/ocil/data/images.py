@@ -162,11 +162,13 @@ def _content(path: Path) -> bytes:
     """What a file holds, or what is written to a pipe. A list of images may name a FIFO that nobody writes to."""
     with open(path, "rb", opener=_without_waiting) as file:  # Path.open has no opener
         found = os.fstat(file.fileno())
-        if stat.S_ISFIFO(found.st_mode):
+        if stat.S_ISREG(found.st_mode):
+            content = file.read() if found.st_size <= MAX_BYTES else b""
+        elif stat.S_ISFIFO(found.st_mode):
             os.set_blocking(file.fileno(), True)  # whoever writes may take their time
-        elif not stat.S_ISREG(found.st_mode):
+            content = file.read(MAX_BYTES + 1)  # which takes so much address space, so not for each file
+        else:
             raise RefusedImageError("is not a file")
-        content = file.read(MAX_BYTES + 1) if found.st_size <= MAX_BYTES else b""
         if max(len(content), found.st_size) > MAX_BYTES:
             raise RefusedImageError(f"is larger than {MAX_BYTES >> 20} MiB")
         return content

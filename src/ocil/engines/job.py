@@ -87,7 +87,9 @@ def without_locals(error: Exception) -> Exception:
     """The error without the local variables of its traceback, which would keep a network, its memory and its images
     alive as long as the outcome is kept."""
     cause: BaseException | None = error
-    while cause is not None:
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:  # an error may be its own cause: raise error from error
+        seen.add(id(cause))
         traceback.clear_frames(cause.__traceback__)
         cause = cause.__cause__ or cause.__context__
     return error

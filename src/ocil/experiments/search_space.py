@@ -48,8 +48,8 @@ class SearchSpace:
     def _checked(self) -> dict[str, list[Any]]:
         refuse_no_dictionary("settings", self.settings, "{'lr': 0.05}")
         refuse_no_dictionary("space", self.values, "{'lr': [0.03, 0.1]}")
-        given = {**self.settings, "memory": self.memory, "review": self.review}
-        fixed = {name for name, value in given.items() if value is not None}
+        given = [*self.settings.items(), ("memory", self.memory), ("review", self.review)]
+        fixed = {name for name, value in given if value is not None}
         chosen = {name: _listed(name, values) for name, values in self.values.items()}
         for name, values in chosen.items():
             if name in fixed:

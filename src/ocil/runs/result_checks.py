@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 LONGEST_PATH = 4096  # characters of a dataset's path
 LARGEST = 1 << 53  # of a count: what a float holds exactly
+TOO_LARGE = 1 << 63  # for a setting that is a whole number: no run has one
 MOST_CLASSES, MOST_DOMAINS, MOST_POINTS = 1_000_000, 10_000, 1_000_000
 COSTS = ("images", "forward", "memory_bytes", "state_bytes")
 
@@ -45,7 +46,8 @@ def _check_config(config: RunConfig) -> None:
         whole: Any = type(part)
         for name, kinds in _plain_fields(whole):
             value = getattr(part, name)
-            if not isinstance(value, kinds) and not (float in kinds and is_number(value)):
+            fits = isinstance(value, kinds) or (float in kinds and is_number(value))
+            if not fits or (float not in kinds and isinstance(value, int) and abs(value) >= TOO_LARGE):
                 raise ValueError(f"{name} = {str(value)[:40]} is not what it should be")
 
 
