@@ -1,5 +1,6 @@
 """Each check of ``ocil.testing`` can fail: one broken method or network per check. And how it reports."""
 
+import copy
 import itertools
 import random
 import re
@@ -255,6 +256,63 @@ def test_a_good_network_of_a_stranger() -> None:
     check_network(Body, (7,))
     check_network(ocil.NetworkInfo("body", Body, "a layer", "vectors"), (7,))
     assert "body" not in ocil.networks.NETWORKS
+
+
+class Teacher(ER):
+    """Keeps the network of a task's end, made anew each time."""
+
+    teacher: nn.Module | None
+
+    def __init__(self, config: Any, problem: Any, seed: int = 0, device: Any = "cpu") -> None:
+        super().__init__(config, problem, seed, device)
+        self.teacher = None
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        super().learn(x, y)
+        if self.teacher is not None:
+            self.last_loss.add_(self.teacher(to_float(x)).sum())
+
+    def task_ended(self) -> None:
+        super().task_ended()
+        self.teacher = copy.deepcopy(self.network).requires_grad_(requires_grad=False)
+
+
+class Replacing(ER):
+    """Puts another tensor in the place of one that its steps read, and says that its steps are the same."""
+
+    def __init__(self, config: Any, problem: Any, seed: int = 0, device: Any = "cpu") -> None:
+        super().__init__(config, problem, seed, device)
+        self.register_buffer("scale", torch.ones(()))
+
+    def task_ended(self) -> None:
+        super().task_ended()
+        self.scale = self.scale / 2
+
+    def step_variant(self) -> int:
+        return 0
+
+
+def test_a_teacher_made_at_a_task_end() -> None:
+    """By default steps are captured again after it; that a new learner has none is said in words."""
+    checks = {str(check): check for check in method_checks(Teacher)}
+    checks["steady-steps"]()
+    with pytest.raises(ContractError, match=r"what was saved has teacher, which a new Teacher does not have: .*init"):
+        checks["resumed-after-a-task"]()
+
+
+def test_steps_that_change_at_a_task_end_are_found() -> None:
+    """A captured step would go on as before."""
+    same = type("Same", (Teacher,), {"step_variant": lambda self: 0})
+    once = type("Once", (Teacher,), {"step_variant": lambda self: min(self.task_number, 1)})
+    wrong = {
+        same: "steps are others after a task's end",
+        once: "puts another tensor in the place of teacher.conv1.weight",
+        Replacing: "puts another tensor in the place of scale: copy into it",
+    }
+    for kind, words in wrong.items():
+        (check,) = [check for check in method_checks(kind) if str(check) == "steady-steps"]
+        with pytest.raises(ContractError, match=words):
+            check()
 
 
 def test_all_broken_promises_in_one_error() -> None:
