@@ -280,6 +280,8 @@ class Teacher(ER):
 class Replacing(ER):
     """Puts another tensor in the place of one that its steps read, and says that its steps are the same."""
 
+    scale: Tensor
+
     def __init__(self, config: Any, problem: Any, seed: int = 0, device: Any = "cpu") -> None:
         super().__init__(config, problem, seed, device)
         self.register_buffer("scale", torch.ones(()))

@@ -167,9 +167,16 @@ def must_be_free(path: Path) -> None:
         raise WriteError(f"cannot write {path}: {error.strerror}. Choose another place.") from error
 
 
-def path_or_none(given: Path | str | None) -> Path | None:
-    """A path that may be given as text, or not at all."""
-    return None if given is None else Path(given)
+def folder_path(name: str, given: object) -> Path:
+    """The path of a folder, which may be given as text. Raises if it is neither. ``name``: of the argument."""
+    if not isinstance(given, str | os.PathLike):
+        raise OcilError(f"{name} = {given!r} must be the path of a folder.")
+    return Path(given)
+
+
+def path_or_none(given: Path | str | None, name: str = "data_dir") -> Path | None:
+    """The path of a folder that need not be given. ``name``: of the argument."""
+    return None if given is None else folder_path(name, given)
 
 
 def is_there(path: Path) -> bool:

@@ -19,6 +19,7 @@ with optional("OnlineClassifier needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import assert_all_finite, check_is_fitted, validate_data
 
+from ocil.devices import pick_device
 from ocil.files import is_locked
 from ocil.limits import check_threads
 from ocil.networks.base import Factory
@@ -29,7 +30,6 @@ from ocil.online.images import ImageFormat, is_pictures
 from ocil.online.inputs import InputError
 from ocil.online.labels import ClassLabel, decoded, encoded, plain_label
 from ocil.online.model import SCORED_TOGETHER, Model, Recipe
-from ocil.runs.environment import pick_device
 
 OWN_PARAMETERS = ("network", "pretrained", "freeze", "optimizer")
 """Settings of the learner that are parameters of the estimator."""

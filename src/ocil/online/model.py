@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ocil import files, tensorfile
+from ocil.devices import pick_device
 from ocil.errors import OcilError
 from ocil.learning.views import RandomViews
 from ocil.limits import check, check_threads
@@ -43,7 +44,6 @@ from ocil.online.recipe import Recipe as Recipe
 from ocil.precision import numerics, widest
 from ocil.runs.batch_stepper import batch_stepper_for
 from ocil.runs.defaults import REVIEW_EVERY, lower_lr
-from ocil.runs.environment import pick_device
 from ocil.threads import default_threads, using
 
 FILE = "model.safetensors"
@@ -243,7 +243,7 @@ class Model:
             is_run = (Path(folder) / "config.json").is_file()
             hint = f" It is the folder of a run: in Python, ocil.load_learner({str(folder)!r}) loads its learner."
             raise OcilError(f"there is no model in {folder}: it has no file {FILE}.{hint if is_run else ''}")
-        chosen_device = pick_device(device) if isinstance(device, str) else device
+        chosen_device = pick_device(device)
         try:
             tensors, texts = tensorfile.read(path)
         except (tensorfile.DamagedFileError, OSError) as error:
