@@ -101,11 +101,11 @@ def upright(image: Image.Image, gray: bool) -> Image.Image:
 def _eight_bits(pixels: NDArray[Any]) -> NDArray[np.uint8]:
     """Pixels of sixteen bits, or floats from 0 to 1, as ``Dataset.from_arrays`` takes them."""
     if pixels.dtype.kind != "f":
-        return (pixels.astype(np.int64).clip(0, 65535) // 257).astype(np.uint8)
+        return np.asarray(pixels.astype(np.int64).clip(0, 65535) // 257, np.uint8)
     if not (pixels >= 0).all() or not (pixels <= 1).all():  # also if some are not numbers
         low, high = pixels.min(), pixels.max()
         raise FloatPixelsError(f"an image of floats has pixels from {low:.4g} to {high:.4g}, which must lie in 0..1.")
-    return np.rint(pixels * 255).astype(np.uint8)
+    return np.asarray(np.rint(pixels * 255), np.uint8)
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:

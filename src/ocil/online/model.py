@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
@@ -89,6 +90,8 @@ class Model:
         self.numbers: dict[ClassLabel, int] = {}
         self.batches = 0
         self.samples = 0
+        self.lock = threading.RLock()
+        """For callers with several threads: a model learns, predicts or is saved, one of these at a time."""
         self.note: dict[str, Any] = {}
         """What the command line, the estimator and the service save with the model, as JSON, each by its own name."""
 
@@ -316,8 +319,9 @@ class Model:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How ``copy`` and ``pickle`` copy a model, also to other processes. To keep a model, use ``save``."""
-        tensors = safetensors.torch.save(tensorfile.on_host(self.learner.state()))
-        return _unpickled, (self._header(), tensors, str(self.device)), {"threads": self.threads}
+        with self.lock:
+            tensors = safetensors.torch.save(tensorfile.on_host(self.learner.state()))
+            return _unpickled, (self._header(), tensors, str(self.device)), {"threads": self.threads}
 
 
 def on_device(x: NDArray[Any], device: torch.device) -> Tensor:
