@@ -1,5 +1,6 @@
 """``OnlineClassifier`` is a scikit-learn estimator like any other."""
 
+import os
 import re
 import threading
 import warnings
@@ -586,6 +587,23 @@ def test_save_load_and_go_on(tiny: Dataset, tmp_path: Path) -> None:
     assert (other.predict_proba(x) == one.predict_proba(x)).all()
     fresh = clone(other)
     assert not hasattr(fresh, "model_")
+
+
+def test_what_killed_saves_have_left_is_removed(tmp_path: Path) -> None:
+    old, new = (tmp_path / f".{FILE}.{number:012x}.tmp" for number in (1, 2))
+    for left in (old, new):
+        left.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    classifier(width=20).partial_fit(np.eye(4), list("abcd")).save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {FILE, new.name}  # another process may write that one
+
+
+@pytest.mark.parametrize("folder", [None, 3, "a\0b"])
+def test_folders_that_are_none(folder: Any) -> None:
+    with pytest.raises(OcilError, match="folder = .* must be the path of a folder"):
+        classifier(width=20).partial_fit(np.eye(4), list("abcd")).save(folder)
+    with pytest.raises(OcilError, match="folder = .* must be the path of a folder"):
+        OnlineClassifier.load(folder)
 
 
 def test_random_states(tiny: Dataset) -> None:

@@ -20,7 +20,7 @@ with optional("OnlineClassifier needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.utils.validation import assert_all_finite, check_is_fitted, validate_data
 
 from ocil.devices import pick_device
-from ocil.files import is_locked
+from ocil.files import folder_path, is_locked, sweep
 from ocil.limits import check_threads
 from ocil.networks.base import Factory
 from ocil.networks.registry import spec_of
@@ -31,6 +31,8 @@ from ocil.online.inputs import InputError
 from ocil.online.labels import ClassLabel, decoded, encoded, plain_label
 from ocil.online.model import SCORED_TOGETHER, Model, Recipe
 
+STALE_SECONDS = 3600.0
+"""No save takes as long as this."""
 OWN_PARAMETERS = ("network", "pretrained", "freeze", "optimizer")
 """Settings of the learner that are parameters of the estimator."""
 
@@ -195,15 +197,17 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         own.
         """
         check_is_fitted(self)
-        if is_locked(Path(folder)):
+        folder = folder_path("folder", folder)
+        if is_locked(folder):
             raise InUseError(
-                f"another process is learning in {folder}: stop it first, or save to another folder.", Path(folder)
+                f"another process is learning in {folder}: stop it first, or save to another folder.", folder
             )
         with self.model_.lock:
             waiting = [encoded(label) for label in _labels(self.classes_) if label not in self.model_.numbers]
             given = {"image_shape": self.image_shape, "pixel_range": self.pixel_range, "announced": waiting}
             self.model_.note["classifier"] = given
             self.model_.save(folder)
+        sweep(folder, STALE_SECONDS)  # a process that is killed while it saves leaves a file as large as the model
 
     def export(self, path: Path | str) -> None:
         """Write the model as one file for serving elsewhere, as ``ocil export`` does: .onnx (extra ``onnx``) or .pt2.
@@ -227,7 +231,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         may name Python code as its network (``module:...``), or the one network that it may name.
         """
         check_threads(threads)
-        model = Model.load(folder, device, trust)
+        model = Model.load(folder_path("folder", folder), device, trust)
         recipe = model.recipe
         image_shape, pixel_range, announced = _noted(model)
         given = {name: getattr(recipe, name) for name in ("method", "memory", "batch_size", "width", "review_every")}
