@@ -751,6 +751,10 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[ocil.RunConfig, ocil.Dataset], object
     "no results": (lambda config, data: ocil.summarise(NONE), "takes a list of results, not a NoneType"),
     "plugin": (lambda config, data: ocil.plugins.load(NONE), "is given by the path of its file, not by a NoneType"),
     "network": (lambda config, data: ocil.register(ocil.NetworkInfo("n", NONE, "-")), "the NetworkInfo 'n' has no"),
+    "a network of another package": (
+        lambda config, data: ocil.register(ocil.NetworkInfo("n", "mine:Tiny", "-")),
+        "ocil has no network 'mine:Tiny': give the network 'n' its factory itself",
+    ),
     "measure": (lambda config, data: ocil.register(ocil.Measure("m", NONE)), "the Measure 'm' has no function"),
     "a measure's name": (
         lambda config, data: ocil.register(ocil.Measure(NONE, lambda result: 1.0)),

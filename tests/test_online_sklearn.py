@@ -600,9 +600,9 @@ def test_what_killed_saves_have_left_is_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", [None, 3, "a\0b"])
 def test_folders_that_are_none(folder: Any) -> None:
-    with pytest.raises(OcilError, match="folder = .* must be the path of a folder"):
+    with pytest.raises(OcilError, match=r"folder = .* must be the path of a folder"):
         classifier(width=20).partial_fit(np.eye(4), list("abcd")).save(folder)
-    with pytest.raises(OcilError, match="folder = .* must be the path of a folder"):
+    with pytest.raises(OcilError, match=r"folder = .* must be the path of a folder"):
         OnlineClassifier.load(folder)
 
 

@@ -60,6 +60,12 @@ def register(thing: "MethodInfo | NetworkInfo | DatasetInfo | DatasetSource | Me
     for kind, part, what in parts:
         if isinstance(thing, kind) and not callable(given := getattr(thing, part)) and not isinstance(given, str):
             raise OcilError(f"the {kind.__name__} '{thing.name}' has no {what}: {part} = {given!r} cannot be called.")
+    if isinstance(thing, NetworkInfo) and isinstance(thing.target, str):
+        try:
+            thing.load()
+        except (ImportError, AttributeError, ValueError):
+            what = f"give the network '{thing.name}' its factory itself"
+            raise OcilError(f"ocil has no network '{thing.target}': {what}.") from None
     if isinstance(thing, MethodInfo):
         register_method(thing, replace)
     elif isinstance(thing, NetworkInfo):
