@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import ocil
 from ocil.learning import losses
 from ocil.learning.memory import Memory
+from ocil.methods.config import Problem
 from ocil.methods.er import ER, ERConfig
 from ocil.methods.fine_tune import FineTune
 from ocil.methods.passes import Pass
@@ -92,7 +93,7 @@ def broken(name: str) -> "type[ocil.Learner] | ocil.MethodInfo":
     if name == "own-generators":
         return before(lambda self, x, y: torch.rand(1))
     if name == "scores-of-each-image":
-        return having(scorer=lambda self: lambda x: self.network(to_float(x)).detach())
+        return having(scorer=lambda self: lambda x: self.network(to_float(x)) - self.network(to_float(x)).mean(0))
     if name == "scores-are-pure":
         return having(scorer=lambda self: (self.steps.add_(1), ER.scorer(self))[1])
     if name == "test-images-teach-nothing":
@@ -103,7 +104,19 @@ def broken(name: str) -> "type[ocil.Learner] | ocil.MethodInfo":
 
         return having(scorer=teaching)
     if name == "failed-scores":
-        return having(scorer=lambda self: lambda x: self.network.eval()(to_float(x)).detach())
+
+        class Swapping(Broken):
+            """Scores with a copy of its network, which stays in the place of it."""
+
+            def scorer(self) -> Callable[[Tensor], Tensor]:
+                def scores(x: Tensor) -> Tensor:
+                    self.network = copy.deepcopy(self.network)
+                    found: Tensor = self.network(to_float(x))
+                    return found
+
+                return scores
+
+        return Swapping
     if name == "plain-state":
         return having(state=lambda self: {**ER.state(self), "count": 3})
     if name == "resumed-bit-for-bit":
@@ -292,6 +305,30 @@ class Replacing(ER):
 
     def step_variant(self) -> int:
         return 0
+
+
+class Careless(ER):
+    """Scores as it learns, with a head of its own that normalises by batches."""
+
+    def __init__(self, config: Any, problem: Any, seed: int = 0, device: Any = "cpu") -> None:
+        super().__init__(config, problem, seed, device)
+        self.norm = nn.BatchNorm1d(self.network.feature_size)
+        self.still = nn.BatchNorm1d(3).eval()
+
+    def scorer(self) -> Callable[[Tensor], Tensor]:
+        assert not self.norm.training  # class means may be computed here
+        return lambda x: self.network.head(self.norm(self.network.features(to_float(x))))
+
+
+@pytest.mark.parametrize("name", ["scores-are-pure", "test-images-teach-nothing", "failed-scores"])
+def test_a_scorer_that_does_not_think_of_evaluation_mode(name: str) -> None:
+    (check,) = [check for check in method_checks(Careless) if str(check) == name]
+    check()
+    learner = Careless(ERConfig(memory=10, width=2), Problem((8, 8, 3), 2))
+    scores = learner.scores(torch.zeros((3, 8, 8, 3), dtype=torch.uint8))
+    assert not scores.requires_grad
+    assert learner.norm.training
+    assert not learner.still.training
 
 
 def test_a_teacher_made_at_a_task_end() -> None:

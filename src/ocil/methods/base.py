@@ -363,7 +363,7 @@ class Learner(GrowsByClass, Capturable):
             )
 
 
-wrap_verbs(Learner)
+wrap_verbs(Learner, base=True)
 
 
 def _below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
