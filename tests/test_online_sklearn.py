@@ -28,6 +28,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from ocil.online.classifier import OnlineClassifier
 from ocil.online.images import ImageFormat
+from ocil.online.inputs import InputError
 from ocil.online.model import FILE, Model, locked
 from ocil.online.vectors import VectorFormat
 from tests.networks_to_try import TINY
@@ -604,6 +605,12 @@ def test_folders_that_are_none(folder: Any) -> None:
         classifier(width=20).partial_fit(np.eye(4), list("abcd")).save(folder)
     with pytest.raises(OcilError, match=r"folder = .* must be the path of a folder"):
         OnlineClassifier.load(folder)
+
+
+def test_a_path_to_export_to_that_is_none() -> None:
+    nowhere: Any = None
+    with pytest.raises(InputError, match="path = None must be that of a file"):
+        classifier(width=20).partial_fit(np.eye(4), list("abcd")).export(nowhere)
 
 
 def test_random_states(tiny: Dataset) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from operator import index
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
@@ -217,6 +218,8 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         from ocil.online.export import export
 
         check_is_fitted(self)
+        if not isinstance(path, str | PathLike):
+            raise InputError(f"path = {path!r} must be that of a file, such as 'model.onnx'.")
         model = self._ready_model()
         with model.lock, model.computing():
             export(model, Path(path))
