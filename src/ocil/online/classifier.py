@@ -374,7 +374,8 @@ def _labels(y: Any, check: bool = False) -> list[ClassLabel]:
     if type(y) is list and y and (kind := type(y[0])) in (str, int) and all(type(label) is kind for label in y):
         return list(y)
     y = tensors_as_arrays(y, "y")
-    if isinstance(y, list | tuple | np.ndarray) and any(isinstance(label, tuple) for label in y):
+    plain = isinstance(y, np.ndarray) and y.dtype != object  # has no tuples
+    if not plain and isinstance(y, list | tuple | np.ndarray) and any(isinstance(label, tuple) for label in y):
         return list(y)
     if isinstance(y, list | tuple) and (len({isinstance(label, str) for label in y}) == 2 or _rounded(y)):
         y = np.array(y, dtype=object)  # else numpy would turn all of them into text, or large whole numbers into floats
