@@ -95,6 +95,11 @@ class ItemSource:
     def _array(self, sample: Any) -> NDArray[Any]:
         if not isinstance(sample, Image.Image):
             return as_array(sample, self.what)
+        if self.gray and sample.mode not in GRAY_MODES:
+            advice = "Convert all of them: image.convert('RGB')."
+            raise OcilError(
+                f"{self.what} has images in colour (mode {sample.mode}), but its first one is gray. {advice}"
+            )
         if self.size is not None and sample.size != (self.size, self.size):
             sample = upright(sample, self.gray).resize((self.size, self.size), Image.Resampling.BILINEAR)
         return np.asarray(upright(sample, self.gray))
