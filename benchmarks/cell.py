@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping  # noqa: E402
 from itertools import groupby  # noqa: E402
 from pathlib import Path  # noqa: E402
 
+from ocil.devices import pick_device  # noqa: E402
 from ocil.engines import execute  # noqa: E402
 from ocil.engines.job import Event, Job, Observer  # noqa: E402
 from ocil.evaluation.measures import average_accuracy  # noqa: E402
@@ -31,7 +32,6 @@ from ocil.files import write_bytes  # noqa: E402
 from ocil.report.result_tables import summary_table  # noqa: E402
 from ocil.report.table import markdown_table  # noqa: E402
 from ocil.runs.config import RunConfig, resolve  # noqa: E402
-from ocil.runs.environment import pick_device  # noqa: E402
 from ocil.runs.protocol import Progress, Run, RunKey  # noqa: E402
 from ocil.runs.results import Result, summarise  # noqa: E402
 from ocil.runs.stream_run import StreamRun  # noqa: E402

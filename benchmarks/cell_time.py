@@ -175,7 +175,7 @@ def main() -> None:
     import torch
 
     from ocil.cli import main as ocil
-    from ocil.runs.environment import pick_device
+    from ocil.devices import pick_device
 
     on_gpu = pick_device().type == "cuda" and "cpu" not in given
     watch_everything(clock, on_gpu)

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from ocil.data import Dataset
+from ocil.devices import pick_device
 from ocil.engines.bench import made_up, measure
 from ocil.errors import OcilError
 from ocil.precision import numerics
 from ocil.runs.build import build
 from ocil.runs.captured import CapturedStepper
 from ocil.runs.config import resolve
-from ocil.runs.environment import pick_device
 from ocil.runs.fit import dataset_bytes, run_bytes
 from ocil.runs.stepper import Stepper
 from ocil.streams import DeviceData, Stream

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from ocil.data import Dataset
+from ocil.devices import pick_device
 from ocil.engines.bench import made_up, measure
 from ocil.runs.config import resolve
-from ocil.runs.environment import pick_device
 
 SEEDS = (1, 2, 5, 10, 20, 40)
 MEMORY = (100, 1_000, 5_000, 20_000, 100_000)

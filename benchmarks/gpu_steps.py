@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ocil.data import CATALOG
+from ocil.devices import pick_device
 from ocil.engines.bench import made_up, measure
 from ocil.experiments.estimate import MILLISECONDS, Size, cost_of_step
 from ocil.methods import METHODS
@@ -24,7 +25,6 @@ from ocil.precision import numerics
 from ocil.runs.build import build
 from ocil.runs.captured import CapturedStepper
 from ocil.runs.config import RunConfig, resolve
-from ocil.runs.environment import pick_device
 from ocil.streams import Stream
 
 NARROW = {"width": 1}

@@ -19,6 +19,7 @@ import signal  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from ocil import data  # noqa: E402
+from ocil.devices import pick_device  # noqa: E402
 from ocil.engines import execute  # noqa: E402
 from ocil.engines.job import Event, Job, Observer  # noqa: E402
 from ocil.longtail.config import VARIANTS, LongTailConfig, resolve  # noqa: E402
@@ -27,7 +28,6 @@ from ocil.longtail.runs import LongTailRun  # noqa: E402
 from ocil.report.longtail import document  # noqa: E402
 from ocil.report.papers import load  # noqa: E402
 from ocil.report.table import markdown  # noqa: E402
-from ocil.runs.environment import pick_device  # noqa: E402
 from ocil.runs.protocol import Run, RunKey  # noqa: E402
 from ocil.runs.results import write_json  # noqa: E402
 

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 
 from ocil.data import Dataset
+from ocil.devices import pick_device
 from ocil.engines.bench import made_up
 from ocil.errors import OcilError
 from ocil.learning.sgd import SGD
@@ -33,7 +34,6 @@ from ocil.precision import numerics
 from ocil.runs.build import build as build_learner
 from ocil.runs.captured import CapturedStepper
 from ocil.runs.config import resolve
-from ocil.runs.environment import pick_device
 from ocil.runs.stepper import Stepper
 from ocil.streams import DeviceData, Stream
 

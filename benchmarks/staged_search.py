@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ocil.devices import pick_device
 from ocil.engines import execute
 from ocil.engines.job import Job, Outcomes
 from ocil.evaluation.measures import average_accuracy, estimate, estimate_json
@@ -24,7 +25,7 @@ from ocil.experiments.plan import results_of
 from ocil.experiments.search import Search
 from ocil.files import write_bytes
 from ocil.runs.config import command
-from ocil.runs.environment import environment, pick_device
+from ocil.runs.environment import environment
 
 STARTED = time.perf_counter()
 STAGES = {

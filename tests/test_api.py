@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import ocil
+from ocil import devices
 from ocil.methods import METHODS
 from ocil.networks import evaluating, to_float
 from ocil.online.model import Model
@@ -730,3 +731,58 @@ def test_what_is_no_configuration(results: list[Result], tmp_path: Path) -> None
 def test_a_dataset_of_lists_is_one_line() -> None:
     with pytest.raises(ocil.OcilError, match="dataset 'x': train_x must be a numpy array, not a list"):
         ocil.Dataset("x", [[0.0]], [0], [[0.0]], [0], ("a",))  # type: ignore[arg-type]
+
+
+NONE, NUMBER = cast(Any, None), cast(Any, 3)
+WRONG_ARGUMENTS: dict[str, tuple[Callable[[ocil.RunConfig, ocil.Dataset], object], str]] = {
+    "root": (lambda config, data: ocil.run(config, NONE), "root = None must be the path of a folder"),
+    "a number as root": (lambda config, data: ocil.run(config, NUMBER), "root = 3 must be the path of a folder"),
+    "root of many": (lambda config, data: ocil.run_many([config], NONE), "root = None must be the path of a"),
+    "data_dir": (lambda config, data: ocil.run(config, "runs", data_dir=NUMBER), "data_dir = 3 must be the path"),
+    "no list": (lambda config, data: ocil.run_many(NONE), "takes a list of configurations, not a NoneType"),
+    "on_result": (lambda config, data: ocil.run_many([config], on_result=NONE), "on_result = None must be a funct"),
+    "device of a run": (lambda config, data: ocil.run(config, "runs", device=NONE), "device = None must be auto"),
+    "a learner's device": (lambda config, data: ocil.make_learner("er", data, device="gpu"), "'gpu' is not there: use"),
+    "a stream's device": (lambda config, data: ocil.Stream(data, device="gpu"), "device 'gpu' is not there: use auto"),
+    "no device": (lambda config, data: ocil.Stream(data, device=NONE), "device = None must be auto, cpu, cuda or"),
+    "task_sizes": (lambda config, data: ocil.resolve("er", data, task_sizes=NUMBER), "task_sizes = 3 is not a list"),
+    "sizes as facts": (lambda config, data: ocil.resolve("er", data, task_sizes=[2, 4]), "are a setting: settings={"),
+    "classes": (
+        lambda config, data: ocil.resolve("er", data, classes=9),
+        "classes = 9 is not so of this",
+    ),
+    "no results": (lambda config, data: ocil.summarise(NONE), "takes a list of results, not a NoneType"),
+    "plugin": (lambda config, data: ocil.plugins.load(NONE), "is given by the path of its file, not by a NoneType"),
+    "network": (lambda config, data: ocil.register(ocil.NetworkInfo("n", NONE, "-")), "the NetworkInfo 'n' has no"),
+    "a network of another package": (
+        lambda config, data: ocil.register(ocil.NetworkInfo("n", "mine:Tiny", "-")),
+        "ocil has no network 'mine:Tiny': give the network 'n' its factory itself",
+    ),
+    "measure": (lambda config, data: ocil.register(ocil.Measure("m", NONE)), "the Measure 'm' has no function"),
+    "a measure's name": (
+        lambda config, data: ocil.register(ocil.Measure(NONE, lambda result: 1.0)),
+        "a measure's name has small",
+    ),
+    "source": (lambda config, data: ocil.register(ocil.DatasetSource("s", NONE)), "the DatasetSource 's' has no"),
+    "checks": (lambda config, data: ocil.testing.check_method(NUMBER), "by its class, its MethodInfo or its name"),
+    "network checks": (
+        lambda config, data: ocil.testing.check_network(NUMBER),
+        "by its factory, NetworkInfo or name",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ARGUMENTS)
+def test_a_wrong_argument_is_named(name: str, tiny: ocil.Dataset, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    call, words = WRONG_ARGUMENTS[name]
+    with pytest.raises(ocil.OcilError, match=re.escape(words)) as found:
+        call(ocil.resolve("er", tiny, memory=20, settings=SMALL), tiny)
+    assert "\n" not in str(found.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_learner_and_a_stream_where_auto_says(tiny: ocil.Dataset) -> None:
+    stream = ocil.Stream(tiny, ocil.StreamConfig(tasks=2), device="auto")
+    learner = ocil.make_learner("er", tiny, memory=20, device="auto", width=2)
+    assert learner.device.type == stream.device.type == devices.pick_device().type

@@ -3,12 +3,14 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -357,6 +359,18 @@ def test_a_worker_ends_without_a_search_for_garbage(tmp_path: Path, monkeypatch:
     ours.send(None)  # no run is left
     pool._work(theirs, job(tmp_path), (), multiprocessing.get_context("spawn").Event())
     assert frozen
+
+
+def test_a_worker_does_not_repeat_what_its_parent_has_said(tmp_path: Path) -> None:
+    """A dataset that a function makes is made by each process."""
+    ours, theirs = multiprocessing.Pipe()
+    ours.send(None)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        pool._work(theirs, job(tmp_path), (), multiprocessing.get_context("spawn").Event())
+        Dataset.from_arrays(np.eye(4), [0, 1, 0, 1])
+        warnings.warn("another one", stacklevel=1)
+    assert [str(each.message) for each in heard] == ["another one"]
 
 
 def test_threads_are_put_back(runs: list[StreamRun], tmp_path: Path) -> None:

@@ -440,6 +440,7 @@ def edit(name: str, make: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Any
         (edit("met", lambda met: met.logical_not()), "but has met"),
         (edit("memory.labels", lambda labels: labels + 3), "classes that have no label"),
         (edit("memory.labels", lambda labels: labels - 9), "classes that have no label"),
+        (edit("memory.seen", lambda seen: seen * 0 - 7), "its memory has seen -7 samples"),
         (edit("optimizer.0.momentum_buffer", lambda velocity: velocity[..., :1]), "momentum_buffer is float32"),
         (edit("rng.memory", lambda state: state[:-8]), "is not a whole model"),
         (lambda header, tensors: tensors.pop("steps"), "its tensor steps is missing"),

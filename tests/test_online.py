@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 from PIL import Image
 
+from ocil.data import Dataset
 from ocil.data.images import probe, read_image
 from ocil.errors import InUseError, OcilError, WriteError
 from ocil.methods import METHODS
@@ -153,17 +154,19 @@ def test_arrays_must_fit() -> None:
         ImageFormat.of(np.zeros((1, 4)), SQUARE, pixel_range=(1, 1))
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16"])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "F"])
 def test_pictures_of_any_mode(mode: str, tmp_path: Path) -> None:
     pixels = np.full((10, 14), 200, np.uint8)
     picture = Image.fromarray(pixels)
     picture = (
         Image.fromarray(pixels.astype(np.uint16) * 257)
         if mode == "I;16"
+        else Image.fromarray(pixels.astype(np.float32) / 255)
+        if mode == "F"
         else picture.convert(mode, dither=Image.Dither.NONE)
     )
     expected = 255 if mode == "1" else 200
-    path = tmp_path / ("image.tif" if mode in ("CMYK", "YCbCr") else "image.png")
+    path = tmp_path / ("image.tif" if mode in ("CMYK", "YCbCr", "F") else "image.png")
     picture.save(path)
     for form in (ImageFormat((10, 14, 1)), ImageFormat((10, 14, 3)), ImageFormat((20, 28, 3))):
         for given in (picture, path, str(path)):
@@ -171,8 +174,21 @@ def test_pictures_of_any_mode(mode: str, tmp_path: Path) -> None:
             image = form.read([given])
             assert image.shape == (1, *form.shape)
             assert abs(image.astype(int) - expected).max() <= 2
-    assert ImageFormat.of([path]).shape == (10, 14, 1 if mode in ("1", "L", "LA", "I;16") else 3)
+    assert ImageFormat.of([path]).shape == (10, 14, 1 if mode in ("1", "L", "LA", "I;16", "F") else 3)
     assert ImageFormat.of([path], (7, 9)).shape[:2] == (7, 9)
+
+
+@pytest.mark.parametrize("pixels", [-1.0, 255.0, np.nan])
+def test_pictures_of_floats_that_are_not_from_0_to_1(pixels: float, tmp_path: Path) -> None:
+    """What their black and their white are is not known. Pillow would clip them."""
+    picture, path = Image.fromarray(np.full((4, 5), pixels, np.float32)), tmp_path / "image.tif"
+    picture.save(path)
+    words = "an image of floats has pixels from .* which must lie in 0..1"
+    for given, name in ((picture, ""), (path, "image.tif: ")):
+        with pytest.raises(InputError, match=name + words):
+            ImageFormat((4, 5, 1)).read([given])
+    with pytest.raises(OcilError, match=words):
+        Dataset.from_torch([(picture, number % 2) for number in range(8)])
 
 
 def test_a_photo_is_turned_upright(tmp_path: Path) -> None:

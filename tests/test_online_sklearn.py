@@ -1,6 +1,8 @@
 """``OnlineClassifier`` is a scikit-learn estimator like any other."""
 
+import os
 import re
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,14 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip instal
 
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from ocil.online.classifier import OnlineClassifier
 from ocil.online.images import ImageFormat
+from ocil.online.inputs import InputError
 from ocil.online.model import FILE, Model, locked
 from ocil.online.vectors import VectorFormat
 from tests.networks_to_try import TINY
@@ -123,6 +126,63 @@ def test_in_a_pipeline_and_cross_validated(tiny: Dataset) -> None:
     assert set(estimator.predict(x)) <= set("abcd")
     images = cross_val_score(classifier(), list(tiny.train_x), tiny.train_y, cv=2)  # a list of arrays
     assert images.shape == (2,)
+
+
+def test_a_search_over_single_settings() -> None:
+    one = classifier(width=20, settings={"momentum": 0.5})  # 20: the default, of which vectors have no use
+    again = clone(one).set_params(settings__lr=0.01, memory=30)
+    assert again.settings == {"momentum": 0.5, "lr": 0.01}
+    assert (again.memory, one.settings) == (30, {"momentum": 0.5})
+    assert classifier(settings=None).set_params(settings__lr=1.0).settings == {"lr": 1.0}
+    with pytest.raises(ValueError, match="Invalid parameter 'speed'"):
+        one.set_params(speed=1)
+    rows = np.eye(3, dtype=np.float32)[np.arange(18) % 3]
+    search = GridSearchCV(one, {"settings__lr": [1e-6, 0.5]}, cv=2).fit(rows, np.arange(18) % 3)
+    assert search.best_estimator_.settings == {"momentum": 0.5, "lr": search.best_params_["settings__lr"]}
+
+
+def test_threads_predict_while_another_one_learns(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(30, 6)).astype(np.float32)
+    one = classifier(width=20).partial_fit(rows, ["a", "b", "c"] * 10)
+    failed: list[Exception] = []
+    done = threading.Event()
+
+    def predict() -> None:
+        while not done.is_set():
+            try:
+                found = one.predict_proba(rows)
+                assert np.allclose(found.sum(1), 1)
+                assert set(one.predict(rows)) <= set(one.classes_)
+                one.save(tmp_path)
+            except Exception as error:
+                failed.append(error)
+
+    reading = threading.Thread(target=predict)
+    reading.start()
+    for number in range(10):
+        one.partial_fit(rows, [f"{number} {each % 3}" for each in range(30)])
+    done.set()
+    reading.join()
+    assert not failed
+    assert len(one.classes_) == 33
+
+
+def test_inputs_like_the_first_ones_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks of scikit-learn take longer than a small step."""
+    rows, labels = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32), ["a", "b"] * 10
+    one, other = (classifier(width=20).partial_fit(rows, labels) for _ in range(2))
+    other.partial_fit(rows.tolist(), np.array(labels))
+    expected = other.predict_proba(rows.tolist())
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("checked again")
+
+    for check in ("validate_data", "check_array", "column_or_1d"):
+        monkeypatch.setattr(f"ocil.online.classifier.{check}", fail)
+    assert np.array_equal(one.partial_fit(rows, labels).predict_proba(rows), expected)
+    for odd in (rows[:, :5], rows[:0], np.full_like(rows, np.nan)):
+        with pytest.raises(AssertionError, match="checked again"):
+            one.predict(odd)
 
 
 def test_learning_by_parts_is_learning_in_batches(tiny: Dataset) -> None:
@@ -229,7 +289,7 @@ def test_parameters_that_are_whole_numbers_of_another_type(tiny: Dataset) -> Non
         ({"settings": [1]}, "settings = [1] must be a dictionary, such as {'lr': 0.05}."),
         ({"settings": "lr=0.1"}, "settings = 'lr=0.1' must be a dictionary, such as {'lr': 0.05}."),
         ({"settings": {1: 2}}, "settings = {1: 2} must be a dictionary, such as {'lr': 0.05}."),
-        ({"device": None}, "device 'None' is not there: use auto"),
+        ({"device": None}, "device = None must be auto, cpu"),
     ],
 )
 def test_parameters_of_another_kind(tiny: Dataset, given: dict[str, Any], message: str) -> None:
@@ -363,6 +423,15 @@ def test_what_is_refused(tiny: Dataset) -> None:
         classifier(device="moon").fit(x, y)
     with pytest.raises(ocil.OcilError, match="not finite"):
         classifier(settings={"lr": 1e30}).fit(np.concatenate([x] * 3), np.arange(30) % 3)
+
+
+def test_missing_labels_and_arrays_of_several_shapes() -> None:
+    pandas = pytest.importorskip("pandas")
+    one = classifier(width=20)
+    with pytest.raises(ValueError, match=r"y contains a missing value \(NA\)"):
+        one.partial_fit(np.eye(3), pandas.Series(["a", pandas.NA, "b"], dtype=object))
+    with pytest.raises(ValueError, match="the arrays of X differ in shape: resize them"):
+        one.partial_fit([np.zeros((8, 8), np.uint8), np.zeros((8, 9), np.uint8)], ["a", "b"])
 
 
 def test_one_image_without_an_axis_for_it_is_told_apart() -> None:
@@ -519,6 +588,29 @@ def test_save_load_and_go_on(tiny: Dataset, tmp_path: Path) -> None:
     assert (other.predict_proba(x) == one.predict_proba(x)).all()
     fresh = clone(other)
     assert not hasattr(fresh, "model_")
+
+
+def test_what_killed_saves_have_left_is_removed(tmp_path: Path) -> None:
+    old, new = (tmp_path / f".{FILE}.{number:012x}.tmp" for number in (1, 2))
+    for left in (old, new):
+        left.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    classifier(width=20).partial_fit(np.eye(4), list("abcd")).save(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {FILE, new.name}  # another process may write that one
+
+
+@pytest.mark.parametrize("folder", [None, 3, "a\0b"])
+def test_folders_that_are_none(folder: Any) -> None:
+    with pytest.raises(OcilError, match=r"folder = .* must be the path of a folder"):
+        classifier(width=20).partial_fit(np.eye(4), list("abcd")).save(folder)
+    with pytest.raises(OcilError, match=r"folder = .* must be the path of a folder"):
+        OnlineClassifier.load(folder)
+
+
+def test_a_path_to_export_to_that_is_none() -> None:
+    nowhere: Any = None
+    with pytest.raises(InputError, match="path = None must be that of a file"):
+        classifier(width=20).partial_fit(np.eye(4), list("abcd")).export(nowhere)
 
 
 def test_random_states(tiny: Dataset) -> None:

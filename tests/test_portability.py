@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import ocil
-from ocil import files, precision
+from ocil import devices, files, precision
 from ocil.data.lookup import _is_path
 from ocil.methods.er import ER
-from ocil.runs import build, environment
+from ocil.runs import build
 from ocil.runs.config import resolve
 from tests.conftest import SMALL
 from tests.forking import Forked
@@ -136,18 +136,18 @@ def mps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_order_of_devices(mps: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "computes_correctly", lambda device: True)
-    assert environment.pick_device().type == "mps"
-    monkeypatch.setattr(environment, "computes_correctly", lambda device: False)
-    assert environment.pick_device().type == "cpu"
+    monkeypatch.setattr(devices, "computes_correctly", lambda device: True)
+    assert devices.pick_device().type == "mps"
+    monkeypatch.setattr(devices, "computes_correctly", lambda device: False)
+    assert devices.pick_device().type == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert environment.pick_device().type == "cuda"
+    assert devices.pick_device().type == "cuda"
 
 
 def test_a_device_is_compared_with_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment.computes_correctly.cache_clear()
-    assert environment.computes_correctly("cpu")
-    assert not environment.computes_correctly("vulkan")  # it is not there
+    devices.computes_correctly.cache_clear()
+    assert devices.computes_correctly("cpu")
+    assert not devices.computes_correctly("vulkan")  # it is not there
     wrong = torch.nn.functional.conv2d
 
     def conv2d(x: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
@@ -155,15 +155,15 @@ def test_a_device_is_compared_with_the_cpu(monkeypatch: pytest.MonkeyPatch) -> N
         return found * next(factors)
 
     factors = iter((1.1, 1.0))
-    environment.computes_correctly.cache_clear()
+    devices.computes_correctly.cache_clear()
     monkeypatch.setattr(torch.nn.functional, "conv2d", conv2d)
-    assert not environment.computes_correctly("cpu")
-    environment.computes_correctly.cache_clear()
+    assert not devices.computes_correctly("cpu")
+    devices.computes_correctly.cache_clear()
 
 
 def test_a_device_that_is_not_there(mps: None) -> None:
     with pytest.raises(ocil.OcilError, match="device 'vulkan' is not there: use auto, cpu or mps"):
-        environment.pick_device("vulkan")
+        devices.pick_device("vulkan")
 
 
 def test_no_double_precision_on_apple_gpus() -> None:

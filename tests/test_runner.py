@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ocil.data import Dataset
+from ocil.devices import pick_device
 from ocil.engines import gpu
 from ocil.engines.job import Observer
 from ocil.errors import OcilError
@@ -16,7 +17,6 @@ from ocil.methods.er import ER
 from ocil.methods.fine_tune import FineTune
 from ocil.runs.build import check, make_learner
 from ocil.runs.config import RunConfig, resolve
-from ocil.runs.environment import pick_device
 from ocil.runs.folder import RunFolder
 from ocil.runs.protocol import Interrupted, Progress, SaveTimes, Workspace
 from ocil.runs.results import Result

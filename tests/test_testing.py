@@ -1,5 +1,6 @@
 """Each check of ``ocil.testing`` can fail: one broken method or network per check. And how it reports."""
 
+import copy
 import itertools
 import random
 import re
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 import ocil
 from ocil.learning import losses
 from ocil.learning.memory import Memory
+from ocil.methods.config import Problem
 from ocil.methods.er import ER, ERConfig
 from ocil.methods.fine_tune import FineTune
 from ocil.methods.passes import Pass
@@ -91,7 +93,7 @@ def broken(name: str) -> "type[ocil.Learner] | ocil.MethodInfo":
     if name == "own-generators":
         return before(lambda self, x, y: torch.rand(1))
     if name == "scores-of-each-image":
-        return having(scorer=lambda self: lambda x: self.network(to_float(x)).detach())
+        return having(scorer=lambda self: lambda x: self.network(to_float(x)) - self.network(to_float(x)).mean(0))
     if name == "scores-are-pure":
         return having(scorer=lambda self: (self.steps.add_(1), ER.scorer(self))[1])
     if name == "test-images-teach-nothing":
@@ -102,7 +104,19 @@ def broken(name: str) -> "type[ocil.Learner] | ocil.MethodInfo":
 
         return having(scorer=teaching)
     if name == "failed-scores":
-        return having(scorer=lambda self: lambda x: self.network.eval()(to_float(x)).detach())
+
+        class Swapping(Broken):
+            """Scores with a copy of its network, which stays in the place of it."""
+
+            def scorer(self) -> Callable[[Tensor], Tensor]:
+                def scores(x: Tensor) -> Tensor:
+                    self.network = copy.deepcopy(self.network)
+                    found: Tensor = self.network(to_float(x))
+                    return found
+
+                return scores
+
+        return Swapping
     if name == "plain-state":
         return having(state=lambda self: {**ER.state(self), "count": 3})
     if name == "resumed-bit-for-bit":
@@ -255,6 +269,89 @@ def test_a_good_network_of_a_stranger() -> None:
     check_network(Body, (7,))
     check_network(ocil.NetworkInfo("body", Body, "a layer", "vectors"), (7,))
     assert "body" not in ocil.networks.NETWORKS
+
+
+class Teacher(ER):
+    """Keeps the network of a task's end, made anew each time."""
+
+    teacher: nn.Module | None
+
+    def __init__(self, config: Any, problem: Any, seed: int = 0, device: Any = "cpu") -> None:
+        super().__init__(config, problem, seed, device)
+        self.teacher = None
+
+    def learn(self, x: Tensor, y: Tensor) -> None:
+        super().learn(x, y)
+        if self.teacher is not None:
+            self.last_loss.add_(self.teacher(to_float(x)).sum())
+
+    def task_ended(self) -> None:
+        super().task_ended()
+        self.teacher = copy.deepcopy(self.network).requires_grad_(requires_grad=False)
+
+
+class Replacing(ER):
+    """Puts another tensor in the place of one that its steps read, and says that its steps are the same."""
+
+    scale: Tensor
+
+    def __init__(self, config: Any, problem: Any, seed: int = 0, device: Any = "cpu") -> None:
+        super().__init__(config, problem, seed, device)
+        self.register_buffer("scale", torch.ones(()))
+
+    def task_ended(self) -> None:
+        super().task_ended()
+        self.scale = self.scale / 2
+
+    def step_variant(self) -> int:
+        return 0
+
+
+class Careless(ER):
+    """Scores as it learns, with a head of its own that normalises by batches."""
+
+    def __init__(self, config: Any, problem: Any, seed: int = 0, device: Any = "cpu") -> None:
+        super().__init__(config, problem, seed, device)
+        self.norm = nn.BatchNorm1d(self.network.feature_size)
+        self.still = nn.BatchNorm1d(3).eval()
+
+    def scorer(self) -> Callable[[Tensor], Tensor]:
+        assert not self.norm.training  # class means may be computed here
+        return lambda x: self.network.head(self.norm(self.network.features(to_float(x))))
+
+
+@pytest.mark.parametrize("name", ["scores-are-pure", "test-images-teach-nothing", "failed-scores"])
+def test_a_scorer_that_does_not_think_of_evaluation_mode(name: str) -> None:
+    (check,) = [check for check in method_checks(Careless) if str(check) == name]
+    check()
+    learner = Careless(ERConfig(memory=10, width=2), Problem((8, 8, 3), 2))
+    scores = learner.scores(torch.zeros((3, 8, 8, 3), dtype=torch.uint8))
+    assert not scores.requires_grad
+    assert learner.norm.training
+    assert not learner.still.training
+
+
+def test_a_teacher_made_at_a_task_end() -> None:
+    """By default steps are captured again after it; that a new learner has none is said in words."""
+    checks = {str(check): check for check in method_checks(Teacher)}
+    checks["steady-steps"]()
+    with pytest.raises(ContractError, match=r"what was saved has teacher, which a new Teacher does not have: .*init"):
+        checks["resumed-after-a-task"]()
+
+
+def test_steps_that_change_at_a_task_end_are_found() -> None:
+    """A captured step would go on as before."""
+    same = type("Same", (Teacher,), {"step_variant": lambda self: 0})
+    once = type("Once", (Teacher,), {"step_variant": lambda self: min(self.task_number, 1)})
+    wrong = {
+        same: "steps are others after a task's end",
+        once: "puts another tensor in the place of teacher.conv1.weight",
+        Replacing: "puts another tensor in the place of scale: copy into it",
+    }
+    for kind, words in wrong.items():
+        (check,) = [check for check in method_checks(kind) if str(check) == "steady-steps"]
+        with pytest.raises(ContractError, match=words):
+            check()
 
 
 def test_all_broken_promises_in_one_error() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ocil.errors import OcilError
-from ocil.files import path_or_none
+from ocil.files import folder_path, path_or_none
 from ocil.limits import MAX_THREADS, check_threads, whole
 from ocil.plugins import PROGRAM
 from ocil.seeds import check_seed
@@ -57,6 +57,16 @@ def register(thing: "MethodInfo | NetworkInfo | DatasetInfo | DatasetSource | Me
     from ocil.methods import register as register_method
     from ocil.networks import NETWORKS, NetworkInfo
 
+    parts = (NetworkInfo, "target", "factory"), (Measure, "function", "function"), (DatasetSource, "make", "function")
+    for kind, part, what in parts:
+        if isinstance(thing, kind) and not callable(given := getattr(thing, part)) and not isinstance(given, str):
+            raise OcilError(f"the {kind.__name__} '{thing.name}' has no {what}: {part} = {given!r} cannot be called.")
+    if isinstance(thing, NetworkInfo) and isinstance(thing.target, str):
+        try:
+            thing.load()
+        except (ImportError, AttributeError, ValueError):
+            what = f"give the network '{thing.name}' its factory itself"
+            raise OcilError(f"ocil has no network '{thing.target}': {what}.") from None
     if isinstance(thing, MethodInfo):
         register_method(thing, replace)
     elif isinstance(thing, NetworkInfo):
@@ -111,11 +121,11 @@ def run_many(
         [0, 1]
     """
     from ocil import engines
+    from ocil.devices import pick_device
     from ocil.engines.job import Job, Observer, WarningsOfRuns
     from ocil.engines.names import Engine
     from ocil.engines.pool import end_if_starting
     from ocil.runs.config import RunConfig
-    from ocil.runs.environment import pick_device
     from ocil.runs.program_code import warn_if_changed
     from ocil.runs.results import Result
     from ocil.runs.settings import read_as
@@ -127,12 +137,17 @@ def run_many(
     _check_numbers(workers, threads)
     if isinstance(configs, RunConfig):
         raise OcilError("run_many takes a list of configurations. For one of them there is ocil.run.")
+    if not isinstance(configs, Iterable):
+        raise OcilError(f"run_many takes a list of configurations, not a {type(configs).__name__}.")
+    if not callable(on_result):
+        raise OcilError(f"on_result = {on_result!r} must be a function of a result, such as print.")
+    root = folder_path("root", root)
     configs = list(configs)  # an iterator is read once
     runs = [StreamRun(_checked(config, data_dir)) for config in configs]
     chosen_device = device if engine == "ray" else str(pick_device(device))
     if engine == "ray" or chosen_device == "cpu":
         workers = _workers_that_know(configs, workers)
-    job = Job(Path(root), chosen_device, data_dir, workers, threads)
+    job = Job(root, chosen_device, data_dir, workers, threads)
 
     def on_event(run: "Run", event: "Event") -> None:
         heard.on_event(run, event)
@@ -392,6 +407,8 @@ def summarise(results: "Iterable[Result]", over_streams: bool = False) -> Compar
         raise OcilError("summarise takes a list of results: give [result].")
     if isinstance(results, str | Path):
         raise OcilError("summarise takes a list of results: ocil.load_results reads those in a folder.")
+    if not isinstance(results, Iterable):
+        raise OcilError(f"summarise takes a list of results, not a {type(results).__name__}.")
     results = list(results)  # an iterator is read once
     cells: dict[str, dict[int, Result]] = {}
     for result in results:
@@ -468,11 +485,11 @@ def tune(
         True
     """
     from ocil import engines
+    from ocil.devices import pick_device
     from ocil.engines.job import Job, Observer, WarningsOfRuns
     from ocil.engines.pool import end_if_starting
     from ocil.experiments.search import Search
     from ocil.experiments.search_record import record_of, save_record
-    from ocil.runs.environment import pick_device
 
     end_if_starting()
     data_dir = path_or_none(data_dir)
@@ -488,7 +505,7 @@ def tune(
         tasks=tasks,
         seeds=seeds,
         validation=validation,
-        out=None if root is None else Path(root),
+        out=path_or_none(root, "root"),
         data_dir=data_dir,
     )
     chosen_device = str(pick_device(device))

@@ -167,9 +167,16 @@ def must_be_free(path: Path) -> None:
         raise WriteError(f"cannot write {path}: {error.strerror}. Choose another place.") from error
 
 
-def path_or_none(given: Path | str | None) -> Path | None:
-    """A path that may be given as text, or not at all."""
-    return None if given is None else Path(given)
+def folder_path(name: str, given: object) -> Path:
+    """The path of a folder, which may be given as text. Raises if it is neither. ``name``: of the argument."""
+    if not isinstance(given, str | os.PathLike) or "\0" in os.fspath(given):
+        raise OcilError(f"{name} = {given!r} must be the path of a folder.")
+    return Path(given)
+
+
+def path_or_none(given: Path | str | None, name: str = "data_dir") -> Path | None:
+    """The path of a folder that need not be given. ``name``: of the argument."""
+    return None if given is None else folder_path(name, given)
 
 
 def is_there(path: Path) -> bool:
@@ -222,7 +229,7 @@ def locked(folder: Path, elsewhere: str, taken: str) -> Iterator[None]:
     if descriptor is None:
         raise InUseError(taken, folder)
     try:
-        _sweep(folder)
+        sweep(folder)
         yield
     finally:
         with suppress(OSError):
@@ -298,13 +305,16 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _sweep(folder: Path) -> None:
-    """Remove the temporary files of a process that was killed while it wrote."""
+def sweep(folder: Path, seconds: float = 0) -> None:
+    """Remove the temporary files of processes that were killed while they wrote, ``seconds`` ago or earlier. Who does
+    not hold the folder's lock gives a time in which any other process has finished its file."""
+    latest = time.time() - seconds
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if TEMPORARY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                 with suppress(OSError):
-                    Path(entry.path).unlink()
+                    if not seconds or entry.stat(follow_symlinks=False).st_mtime < latest:
+                        Path(entry.path).unlink()
 
 
 def _remove_empty(folders: list[Path]) -> None:

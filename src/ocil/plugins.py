@@ -115,7 +115,7 @@ class Registry(MutableMapping[str, T]):
     def register(self, thing: T, replace: bool = False) -> None:
         """Add a thing. Its name must be free, unless ``replace`` is given or a file is loaded again after a change."""
         name, origin = thing.name, _origin.get()
-        if not NAME.fullmatch(name):
+        if not isinstance(name, str) or not NAME.fullmatch(name):
             raise OcilError(
                 f"a {self.kind}'s name has small letters and digits, and '-' or '_' between them, not {name!r}."
             )
@@ -242,6 +242,8 @@ class PluginFile:
 
     @classmethod
     def read(cls, path: Path | str) -> "PluginFile":
+        if not isinstance(path, str | os.PathLike):
+            raise OcilError(f"a plugin is given by the path of its file, not by a {type(path).__name__}.")
         place = Path(path).expanduser()
         try:
             resolved = place.resolve()

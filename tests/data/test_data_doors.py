@@ -273,6 +273,19 @@ def test_labels_that_a_torch_dataset_lists_are_not_read_twice() -> None:
     assert Dataset.from_torch(changed, changed).num_classes == 2
 
 
+@pytest.mark.filterwarnings("ignore:.*no test samples")
+@pytest.mark.parametrize("size", [None, 4])
+def test_one_gray_image_makes_no_gray_dataset(size: int | None) -> None:
+    """Where only the first image is gray, the colours of all others would be lost."""
+    modes = ["L", "RGB"] * 6
+    images = [(Image.new(mode, (8, 8)), number // 2 % 2) for number, mode in enumerate(modes)]
+    with pytest.raises(
+        OcilError, match=r"train has images in colour \(mode RGB\), but its first one is gray\. Convert"
+    ):
+        Dataset.from_torch(images, size=size)
+    assert Dataset.from_torch(images[1:], size=size).image_shape == (size or 8, size or 8, 3)
+
+
 def test_torch_vectors_sizes_and_stores(tmp_path: Path) -> None:
     vectors = Pairs(lambda number: torch.arange(4.0) + number)
     data = Dataset.from_torch(vectors, vectors, store=tmp_path / "vectors")

@@ -50,12 +50,12 @@ def bench(
     check_threads(threads)
     check_seconds("seconds", seconds)
     from ocil.data import CATALOG, DEFAULT
+    from ocil.devices import pick_device
     from ocil.engines.bench import made_up, measure
     from ocil.experiments.configure import settings_by_method
     from ocil.experiments.files import seed_count
     from ocil.methods import METHODS
     from ocil.runs.config import resolve
-    from ocil.runs.environment import pick_device
     from ocil.runs.stream_run import StreamRun
     from ocil.threads import using
 

@@ -212,7 +212,7 @@ def features(
     from ocil.cli.execute import STOPPED, stop_when_asked
     from ocil.cli.features import features_of
     from ocil.data import load
-    from ocil.runs.environment import pick_device
+    from ocil.devices import pick_device
     from ocil.runs.features import Encoder, missing
     from ocil.runs.protocol import Interrupted
 

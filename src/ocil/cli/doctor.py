@@ -69,7 +69,7 @@ def devices() -> dict[str, Any]:
     """The device that ``--device auto`` picks, and all that there are."""
     import torch
 
-    from ocil.runs.environment import computes_correctly, pick_device
+    from ocil.devices import computes_correctly, pick_device
     from ocil.threads import cores
 
     found: dict[str, Any] = {"used": str(pick_device())}
@@ -123,9 +123,9 @@ def datasets(data_dir: Path | None) -> dict[str, Any]:
 def speed() -> dict[str, Any]:
     """The time of a training step of ER, as ``ocil bench er`` measures it, and what a first run will take."""
     from ocil.data import CATALOG, DEFAULT
+    from ocil.devices import pick_device
     from ocil.engines.bench import made_up, measure
     from ocil.runs.config import resolve
-    from ocil.runs.environment import pick_device
     from ocil.threads import using
 
     info = CATALOG[DEFAULT]

@@ -74,12 +74,12 @@ def learn(
         Seconds between two saves.
     """
     check_seconds("save-seconds", save_seconds, zero=True)
+    from ocil.devices import pick_device
     from ocil.methods.recorded_losses import warning_of_no_loss
     from ocil.online.arrays import Names
     from ocil.online.feed import Feed
     from ocil.online.model import has_model, locked
     from ocil.online.sources import class_after_class, left_out_of, open_source
-    from ocil.runs.environment import pick_device
 
     request, new = (options or ModelOptions()).request, not has_model(model)
     samples = open_source(source, Names(x, y, labels), shuffle)

@@ -125,8 +125,8 @@ class Execution:
         return (*self.track, *(() if self.tensorboard is None else (f"tensorboard={self.tensorboard}",)))
 
     def job(self, out: Path, data_dir: Path | None) -> "Job":
+        from ocil.devices import pick_device
         from ocil.engines.job import Job
-        from ocil.runs.environment import pick_device
 
         # The device is looked up on this machine, but not for a cluster, whose head may have no GPU.
         device = self.device if self.engine == "ray" else str(pick_device(self.device))

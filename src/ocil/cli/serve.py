@@ -267,8 +267,8 @@ def _opened(
     folder: Path, options: ModelOptions, device: str, threads: int | None, keeping: KeepingOptions, limits: "Limits"
 ) -> "Iterator[Service]":
     """The service of one model, whose folder is locked inside the block."""
+    from ocil.devices import pick_device
     from ocil.online.model import locked
-    from ocil.runs.environment import pick_device
     from ocil.serve.service import Service
 
     chosen_device = pick_device(device)

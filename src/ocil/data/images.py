@@ -33,7 +33,7 @@ OTHER_SUFFIXES = (
     ".arw", ".srf", ".sr2", ".orf", ".rw2", ".raf", ".pef", ".srw", ".x3f", ".3fr", ".iiq", ".kdc", ".mrw",
 )  # fmt: skip
 """How the names of pictures end that are not read: of other formats, and of other names of formats."""
-GRAY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N")
+GRAY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N", "F")
 TURNS = {  # ImageOps.exif_transpose would also write all EXIF data anew
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -44,6 +44,10 @@ TURNS = {  # ImageOps.exif_transpose would also write all EXIF data anew
     8: Image.Transpose.ROTATE_90,
 }
 ORIENTATION, SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF: how the camera was held, and when width and height change places
+
+
+class FloatPixelsError(OcilError):
+    """An image of floats that are not from 0 to 1: what its black and its white are is not known."""
 
 
 def is_image_name(path: Path) -> bool:
@@ -85,13 +89,23 @@ def read_image(path: Path, gray: bool, size: int | None = None, crop: bool = Fal
 
 def upright(image: Image.Image, gray: bool) -> Image.Image:
     """The image in gray or colour with eight bits per channel, turned upright by its EXIF orientation."""
-    if image.mode.startswith("I"):  # sixteen bits, which Pillow would clip at 255
+    if image.mode.startswith(("I", "F")):  # Pillow would clip sixteen bits at 255, and make 0 of floats below 1
         exif = image.info.get("exif")
-        image = Image.fromarray((np.asarray(image).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
+        image = Image.fromarray(_eight_bits(np.asarray(image)))
         image.info |= {} if exif is None else {"exif": exif}
     if (turn := TURNS.get(_orientation(image))) is not None:
         image = image.transpose(turn)
     return image.convert("L" if gray else "RGB")
+
+
+def _eight_bits(pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    """Pixels of sixteen bits, or floats from 0 to 1, as ``Dataset.from_arrays`` takes them."""
+    if pixels.dtype.kind != "f":
+        return np.asarray(pixels.astype(np.int64).clip(0, 65535) // 257, np.uint8)
+    if not (pixels >= 0).all() or not (pixels <= 1).all():  # also if some are not numbers
+        low, high = pixels.min(), pixels.max()
+        raise FloatPixelsError(f"an image of floats has pixels from {low:.4g} to {high:.4g}, which must lie in 0..1.")
+    return np.asarray(np.rint(pixels * 255), np.uint8)
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
@@ -148,6 +162,8 @@ def opened(path: Path) -> Iterator[Image.Image]:
             yield image
     except TooManyPixelsError as error:
         raise OcilError(f"{path} {error}. Shrink it or take it out.") from error
+    except FloatPixelsError as error:
+        raise OcilError(f"{path}: {error} Scale them, or take it out.") from error
     except RefusedImageError as error:
         raise OcilError(f"{path} {error}. Replace it or take it out.") from error
     except OcilError:

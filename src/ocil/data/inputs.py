@@ -95,6 +95,11 @@ class ItemSource:
     def _array(self, sample: Any) -> NDArray[Any]:
         if not isinstance(sample, Image.Image):
             return as_array(sample, self.what)
+        if self.gray and sample.mode not in GRAY_MODES:
+            advice = "Convert all of them: image.convert('RGB')."
+            raise OcilError(
+                f"{self.what} has images in colour (mode {sample.mode}), but its first one is gray. {advice}"
+            )
         if self.size is not None and sample.size != (self.size, self.size):
             sample = upright(sample, self.gray).resize((self.size, self.size), Image.Resampling.BILINEAR)
         return np.asarray(upright(sample, self.gray))
@@ -162,7 +167,8 @@ def as_pixels(x: NDArray[Any], what: str) -> NDArray[np.uint8]:
     low, high = (x.min(), x.max()) if x.size else (0, 0)
     if x.dtype.kind in "iu":
         if low < 0 or high > 255:
-            raise OcilError(f"{what} has whole numbers from {low} to {high}. Pixels must lie in 0..255.")
+            advice = " Divide 16 bits by 257." if low >= 0 and 4095 < high < 65536 else ""
+            raise OcilError(f"{what} has whole numbers from {low} to {high}. Pixels must lie in 0..255.{advice}")
         return x.astype(np.uint8)
     if np.isnan(low):
         raise OcilError(f"{what} has pixels that are not a number (NaN). Leave out these images, or mend their pixels.")
@@ -203,7 +209,9 @@ def as_array(x: Any, what: str) -> NDArray[Any]:
     try:
         array = np.asarray(x)
     except (ValueError, TypeError) as error:
-        raise OcilError(f"{what} cannot be read as an array: its samples differ in shape.") from error
+        raise OcilError(
+            f"{what} cannot be read as an array: its samples differ in shape. Give them one shape."
+        ) from error
     if array.ndim == 0:
         raise OcilError(f"{what} is not an array but {type(x).__name__}.")
     return array

@@ -21,6 +21,7 @@ from ocil.errors import OcilError
 
 STEP_BYTES, STEP_SAMPLES = 8 * 2**20, 1024  # what is read at a time: the smaller of the two
 
+HELD_OUT = "of each class is held out to test with"
 Note = Callable[[str], None]
 OnProgress = Callable[[int, int], None]
 """Called with how many samples are ready, and how many there are."""
@@ -115,7 +116,7 @@ class Samples:
         if tested is not None:
             return cls(name, labels.classes, learned, tested, domains=known)
         held = hold_out(labels.train, labels.classes, test_share, seed)
-        (note or warn)(f"{name} has no test samples: {in_words(test_share)} of each class is held out to test with")
+        (note or warn)(f"{name} has no test samples: {in_words(test_share)} {HELD_OUT}")
         return cls(name, labels.classes, learned.of(~held), learned.of(held), domains=known)
 
     @classmethod

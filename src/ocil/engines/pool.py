@@ -9,8 +9,10 @@ import gc
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -18,6 +20,7 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Final, cast
 
 from ocil import plugins
+from ocil.data.samples import HELD_OUT
 from ocil.engines.job import Event, Job, Observer, Outcome, Outcomes, RunQueue, not_started, without_locals
 from ocil.errors import OcilError, UnknownNameError
 from ocil.plugins import PluginFile
@@ -176,6 +179,7 @@ def _work(connection: "DriverConnection", job: Job, files: Sequence[PluginFile],
     threading.Thread(target=end_with_parent, daemon=True).start()
     if not hasattr(signal, "pthread_sigmask"):  # Windows: Ctrl-C comes to the workers too, and the parent tells them
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.filterwarnings("ignore", message=f".*{re.escape(HELD_OUT)}")  # the parent makes the dataset too
     plugins.install(files)  # before a run is received: its settings may be of a class that a plugin defines
     with suppress(EOFError, OSError):  # the parent has died
         while (run := _received(connection)) is not None:

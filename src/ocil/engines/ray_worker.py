@@ -8,11 +8,11 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from ocil import plugins
+from ocil.devices import pick_device
 from ocil.engines import gpu, pool
 from ocil.engines.job import Event, Job, Observer
 from ocil.errors import InUseError, OcilError, WriteError
 from ocil.plugins import PluginFile
-from ocil.runs.environment import pick_device
 from ocil.runs.protocol import Progress, Run, RunKey
 
 DRIVER_TIMEOUT = 20.0  # seconds without the driver after which a worker saves and stops; Ray takes longer to give up

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ocil import tensorfile
+from ocil.devices import pick_device
 from ocil.errors import OcilError
 from ocil.longtail import metrics
 from ocil.longtail.config import LongTailConfig, Stage1Config
@@ -22,7 +23,7 @@ from ocil.longtail.results import LongTailResult, Stage1Result, read_result
 from ocil.longtail.training import BalancedStage, Stage, StageOne, StageTwo, check, plain_network, predict
 from ocil.precision import Precision
 from ocil.runs.captured import record
-from ocil.runs.environment import digest_of, environment, pick_device
+from ocil.runs.environment import digest_of, environment
 from ocil.runs.folder import RunFolder, State, read_tensors
 from ocil.runs.protocol import ActiveRun, Finished, Interrupted, Progress, Run, SaveTimes, Workspace, perform
 from ocil.runs.results import other_images, unreadable, write_json
@@ -133,7 +134,7 @@ def run(
     this = LongTailRun(config)
     if (found := this.result(Path(root))) is not None:
         return found
-    device = pick_device(device) if isinstance(device, str) else device
+    device = pick_device(device)
     workspace = Workspace(Path(root), device, data_dir, threads)
     # A step cannot be recorded on the default stream.
     with torch.cuda.stream(torch.cuda.Stream(device) if device.type == "cuda" else None):

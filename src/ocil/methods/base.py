@@ -11,7 +11,7 @@ A method is one file whose ``learn`` shows the whole step. What it can rely on s
   scores come from the averaged network, with ``average``, and from mirror images too, with ``test_flip``.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -294,6 +294,10 @@ class Learner(GrowsByClass, Capturable):
         if self.memory.numbers is not None:
             yield self.memory.numbers.of_slot
 
+    def step_variant(self) -> int:
+        # A method that does something at a task's end may replace tensors there, which a captured step would not see.
+        return self.task_number if type(self).task_ended is not Learner.task_ended else 0
+
     def task_ended(self) -> None:
         """A task is over. Methods that are defined by task ends extend this."""
         self.task_number += 1
@@ -341,6 +345,7 @@ class Learner(GrowsByClass, Capturable):
         if self.met is not None:
             self.load_classes(state["met"])
         own = {name: value for name, value in state.items() if not name.startswith(("optimizer.", "rng."))}
+        self._refuse_later_parts(own)
         self.load_state_dict(own)
         self.memory.recount()
         self.task_number = int(self.tasks_ended)
@@ -348,8 +353,17 @@ class Learner(GrowsByClass, Capturable):
         if generators:
             self.rng.load_state(_below("rng.", state))
 
+    def _refuse_later_parts(self, state: Mapping[str, Tensor]) -> None:
+        """Raise if a state has parts that this learner does not have, such as a teacher made at a task's end."""
+        parts = {name.partition(".")[0] for name in state.keys() - self.state_dict().keys()}
+        if later := sorted(parts - {name.partition(".")[0] for name in self.state_dict()}):
+            raise OcilError(
+                f"what was saved has {', '.join(later)}, which a new {type(self).__name__} does not have: a method "
+                "makes all that it will ever keep in `__init__`, or makes it in `load_state` too."
+            )
 
-wrap_verbs(Learner)
+
+wrap_verbs(Learner, base=True)
 
 
 def _below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:

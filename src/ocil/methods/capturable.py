@@ -35,7 +35,8 @@ class Capturable:
     def step_variant(self) -> int:
         """A number that changes when ``learn`` begins to do something else, for example after the first task.
 
-        The step is then captured again. Does not read from the device.
+        The step is then captured again. Does not read from the device. By default that is after each task for a
+        learner whose class extends ``task_ended``, and never for others.
         """
         return 0
 

@@ -6,13 +6,15 @@
 - ``learn`` then meets the classes of its batch, unless the caller announces them (see ``growth``): a class that was
   not met has no weights to learn.
 - ``scorer`` sees the averaged network as ``self.network``, if there is one (the setting ``average``). With
-  ``test_flip`` what it returns is called on each image and on its mirror image.
+  ``test_flip`` what it returns is called on each image and on its mirror image. Both compute without gradients and in
+  evaluation mode: a batch normalisation that learned from test images would make results wrong without a word.
 
 A run takes ``scores``, ``review`` and ``end_task`` apart, to stop or to capture steps in between: a method overrides
 their parts, never the whole.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -69,11 +71,14 @@ def refuse_whole_verbs(cls: "type[Learner]", base: "type[Learner]") -> None:
             raise OcilError(f"{cls.__name__} overrides `{name}`, which runs do not call: override {parts}.")
 
 
-def wrap_verbs(cls: "type[Learner]") -> None:
-    """Wrap the verbs that a class or a mixin of it defines. Those inherited from a learner are wrapped already."""
+def wrap_verbs(cls: "type[Learner]", base: bool = False) -> None:
+    """Wrap the verbs that a class or a mixin of it defines. Those inherited from a learner are wrapped already.
+
+    ``base``: whether the class is ``Learner`` itself, whose ``scorer`` does nothing but to score.
+    """
     wrappers: dict[str, Callable[[Any], Any]] = dict.fromkeys(VERBS, on_default_threads) | {
         "learn": lambda learn: on_default_threads(meets_first(learn)),
-        "scorer": scores_as_set,
+        "scorer": scores_as_set if base else lambda scorer: scores_as_set(scores_alone(scorer)),
     }
     for name, wrap in wrappers.items():
         verb = getattr(cls, name)
@@ -164,6 +169,41 @@ def scores_as_set(scorer: Verb) -> Verb:
         return lambda x: (plain(x) + plain(x.flip(WIDTH))) / 2
 
     return cast(Verb, scoring)
+
+
+def scores_alone(scorer: Verb) -> Verb:
+    """``scorer`` and what it returns compute in evaluation mode and without gradients."""
+
+    @wraps(scorer)
+    def scoring(self: "Learner") -> Callable[[Tensor], Tensor]:
+        with _evaluating(self):
+            plain: Callable[[Tensor], Tensor] = scorer(self)
+
+        def scores(x: Tensor) -> Tensor:
+            with _evaluating(self):
+                return plain(x)
+
+        return scores
+
+    return cast(Verb, scoring)
+
+
+@contextmanager
+def _evaluating(learner: "Learner") -> Iterator[None]:
+    """Inside the block there are no gradients, and no module trains. Afterwards each is in the mode that it was in."""
+    before = {module: module.training for module in learner.modules() if module is not learner}
+    training = [part for part in learner.children() if part.training]
+    for part in training:
+        part.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part in training:
+            part.train()
+        for module, mode in before.items():
+            if module.training != mode:
+                module.training = mode
 
 
 def _averaged(learner: "Learner") -> "Learner":

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from operator import index
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +20,8 @@ with optional("OnlineClassifier needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import assert_all_finite, check_is_fitted, validate_data
 
-from ocil.files import is_locked
+from ocil.devices import pick_device
+from ocil.files import folder_path, is_locked, sweep
 from ocil.limits import check_threads
 from ocil.networks.base import Factory
 from ocil.networks.registry import spec_of
@@ -29,8 +31,9 @@ from ocil.online.images import ImageFormat, is_pictures
 from ocil.online.inputs import InputError
 from ocil.online.labels import ClassLabel, decoded, encoded, plain_label
 from ocil.online.model import SCORED_TOGETHER, Model, Recipe
-from ocil.runs.environment import pick_device
 
+STALE_SECONDS = 3600.0
+"""No save takes as long as this."""
 OWN_PARAMETERS = ("network", "pretrained", "freeze", "optimizer")
 """Settings of the learner that are parameters of the estimator."""
 
@@ -80,6 +83,11 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     n_features_in_ : values per image or vector
     """
 
+    model_: Model
+    classes_: NDArray[Any]
+    _columns: NDArray[np.int64]
+    """The column in ``classes_`` of each label that was met, in the order of the model's."""
+
     def __init__(
         self,
         method: str = "afs",
@@ -115,11 +123,19 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.threads = threads
         self.settings = settings
 
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters. ``settings__lr=0.1`` sets one of the settings, as a search over a grid does."""
+        one_by_one = {name: params.pop(name) for name in tuple(params) if name.startswith("settings__")}
+        super().set_params(**params)
+        if one_by_one:
+            settings = self.settings or {}
+            self.settings = {**settings, **{name.removeprefix("settings__"): v for name, v in one_by_one.items()}}
+        return self
+
     def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
         """Forget everything, then learn these samples in their order, once."""
         inputs, labels = self._samples(X, y, first=True)
-        self._begin(inputs)
-        self._learn(inputs, labels, [])
+        self._learn(self._new_model(inputs), inputs, labels, [])
         if self.model_.review_every:
             self.review()
         return self
@@ -129,37 +145,45 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         first = not hasattr(self, "model_")
         inputs, labels = self._samples(X, y, first)
         announced = [] if classes is None else [plain_label(label) for label in _labels(classes)]
-        if first:
-            self._begin(inputs)
-        self._learn(inputs, labels, [*([] if first else _labels(self.classes_)), *announced])
+        self._learn(self._new_model(inputs) if first else self._ready_model(), inputs, labels, announced)
         return self
 
     def review(self) -> Self:
         """One pass over the memory now, at a small learning rate; a task end if the method needs task ends."""
         check_is_fitted(self)
         model = self._ready_model()
-        model.review_or_end_task()
-        model.check_loss()
+        with model.lock:
+            model.review_or_end_task()
+            model.check_loss()
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """[N, classes], columns as in ``classes_``. An announced class that was not met yet has probability 0."""
-        check_is_fitted(self)
-        inputs = self._inputs(X, first=False)
-        model = self._ready_model()
-        chunks = range(0, len(inputs), SCORED_TOGETHER)
-        read = model.input_format.read
-        met = [model.probabilities(read(inputs[first : first + SCORED_TOGETHER])) for first in chunks]
-        found = np.zeros((len(inputs), len(self.classes_)))
-        columns = {label: column for column, label in enumerate(_labels(self.classes_))}
-        found[:, [columns[label] for label in model.labels]] = np.concatenate(met)
-        return found
+        return self._scored(X)[0]
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
         """The likeliest label of each input."""
-        best = self.predict_proba(X).argmax(1)  # first: it refuses a model that is not fitted and has no classes_
-        likeliest: NDArray[Any] = self.classes_[best]
+        found, classes = self._scored(X)
+        likeliest: NDArray[Any] = classes[found.argmax(1)]
         return likeliest
+
+    def _scored(self, X: Any) -> tuple[NDArray[np.float64], NDArray[Any]]:  # noqa: N803
+        """The probabilities [N, classes], and the classes of their columns."""
+        check_is_fitted(self)
+        inputs = self._inputs(X, first=False)
+        model = self._ready_model()
+        parts = []
+        for first in range(0, len(inputs), SCORED_TOGETHER):
+            x = model.input_format.read(inputs[first : first + SCORED_TOGETHER])
+            with model.lock:  # another thread may learn between two parts
+                parts.append(model.probabilities(x))
+                classes, columns = self.classes_, self._columns
+        found = np.zeros((len(inputs), len(classes)))
+        done = 0
+        for part in parts:
+            found[done : done + len(part), columns[: part.shape[1]]] = part
+            done += len(part)
+        return found, classes
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:  # noqa: N803
         """The share of inputs whose likeliest label is theirs."""
@@ -174,14 +198,17 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         own.
         """
         check_is_fitted(self)
-        if is_locked(Path(folder)):
+        folder = folder_path("folder", folder)
+        if is_locked(folder):
             raise InUseError(
-                f"another process is learning in {folder}: stop it first, or save to another folder.", Path(folder)
+                f"another process is learning in {folder}: stop it first, or save to another folder.", folder
             )
-        waiting = [encoded(label) for label in _labels(self.classes_) if label not in self.model_.numbers]
-        given = {"image_shape": self.image_shape, "pixel_range": self.pixel_range, "announced": waiting}
-        self.model_.note["classifier"] = given
-        self.model_.save(folder)
+        with self.model_.lock:
+            waiting = [encoded(label) for label in _labels(self.classes_) if label not in self.model_.numbers]
+            given = {"image_shape": self.image_shape, "pixel_range": self.pixel_range, "announced": waiting}
+            self.model_.note["classifier"] = given
+            self.model_.save(folder)
+        sweep(folder, STALE_SECONDS)  # a process that is killed while it saves leaves a file as large as the model
 
     def export(self, path: Path | str) -> None:
         """Write the model as one file for serving elsewhere, as ``ocil export`` does: .onnx (extra ``onnx``) or .pt2.
@@ -191,8 +218,10 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         from ocil.online.export import export
 
         check_is_fitted(self)
+        if not isinstance(path, str | PathLike):
+            raise InputError(f"path = {path!r} must be that of a file, such as 'model.onnx'.")
         model = self._ready_model()
-        with model.computing():
+        with model.lock, model.computing():
             export(model, Path(path))
 
     @classmethod
@@ -205,7 +234,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         may name Python code as its network (``module:...``), or the one network that it may name.
         """
         check_threads(threads)
-        model = Model.load(folder, device, trust)
+        model = Model.load(folder_path("folder", folder), device, trust)
         recipe = model.recipe
         image_shape, pixel_range, announced = _noted(model)
         given = {name: getattr(recipe, name) for name in ("method", "memory", "batch_size", "width", "review_every")}
@@ -213,12 +242,11 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         settings = dict(recipe.settings)
         given |= {name: settings.pop(name, None) for name in OWN_PARAMETERS}
         classifier = cls(**given, device=device, threads=threads, settings=settings or None)
-        classifier.model_ = model
         classifier.n_features_in_ = int(np.prod(model.input_format.shape))
-        classifier._finish(announced)
+        classifier._show(model, announced)
         return classifier
 
-    def _begin(self, inputs: Any) -> None:
+    def _new_model(self, inputs: Any) -> Model:
         if not isinstance(self.method, str):
             raise InputError(f"method = {self.method!r} must be the name of a method, such as 'er'.")
         seed = self.random_state
@@ -230,8 +258,9 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if recipe.batch_size < 1:
             raise InputError(f"batch_size = {recipe.batch_size} must be at least 1.")
         input_format = format_of(inputs, self.image_shape, self.pixel_range)
-        self.model_ = Model(recipe, input_format, pick_device(self.device), threads=self._threads())
+        model = Model(recipe, input_format, pick_device(self.device), threads=self._threads())
         self.n_features_in_ = int(np.prod(input_format.shape))
+        return model
 
     def _settings(self) -> dict[str, Any]:
         """All settings of the learner that were given, also those that are parameters here."""
@@ -258,21 +287,28 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_threads(threads)
         return threads
 
-    def _learn(self, inputs: Any, labels: Sequence[ClassLabel], announced: list[ClassLabel]) -> None:
-        model, size = self._ready_model(), int(self.batch_size)
-        try:
-            for first in range(0, len(labels), size):
-                batch = slice(first, first + size)
-                model.learn(model.input_format.read(inputs[batch]), labels[batch])
+    def _learn(self, model: Model, inputs: Any, labels: Sequence[ClassLabel], announced: Sequence[ClassLabel]) -> None:
+        size = int(self.batch_size)
+        for first in range(0, len(labels), size):
+            batch = slice(first, first + size)
+            x = model.input_format.read(inputs[batch])  # if a file cannot be read, what came before it was learned
+            with model.lock:
+                model.learn(x, labels[batch])
+                self._show(model, announced)
+        with model.lock:
             model.check_loss()
-        finally:  # also where a file cannot be read: what came before it was learned
-            self._finish(announced)
 
-    def _finish(self, announced: list[ClassLabel]) -> None:
-        if not self.model_.labels:
-            del self.model_  # not fitted
+    def _show(self, model: Model, announced: Sequence[ClassLabel]) -> None:
+        """Predict with this model from now on, with all classes that it has met and those announced."""
+        same = getattr(self, "model_", None) is model
+        if same and not announced and len(self._columns) == len(model.labels):
             return
-        self.classes_ = _sorted_array([*self.model_.labels, *announced])
+        known = dict.fromkeys(_labels(self.classes_) if same else ())
+        if not same or any(label not in known for label in (*model.labels, *announced)):
+            self.classes_ = _sorted_array([*model.labels, *known, *announced])
+        places = {label: column for column, label in enumerate(_labels(self.classes_))}
+        self._columns = np.array([places[label] for label in model.labels], np.int64)
+        self.model_ = model
 
     def _samples(self, X: Any, y: Any, first: bool) -> tuple[Any, list[ClassLabel]]:  # noqa: N803
         inputs = self._inputs(X, first)
@@ -291,13 +327,26 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if is_pictures(X):
             return X
         X = tensors_as_arrays(X, "X")  # noqa: N806
-        if (X.ndim if hasattr(X, "ndim") else np.asarray(X).ndim) > 2:
+        if not first and self._is_plain(X):
+            array = X
+        elif (X.ndim if hasattr(X, "ndim") else np.asarray(X).ndim) > 2:
             array = check_array(X, dtype=None, allow_nd=True, estimator=self)
         else:
             array = validate_data(self, X, reset=first)
         if not first and self.pixel_range is None and isinstance(self.model_.input_format, ImageFormat):
             self.model_.input_format.warn_of_another_range(array)
         return array
+
+    def _is_plain(self, X: Any) -> bool:  # noqa: N803
+        """Whether these are inputs in which scikit-learn would find nothing. Its checks take longer than a small step.
+
+        What is of another form than the first inputs is left to the checks, which say what is wrong.
+        """
+        if type(X) is not np.ndarray or X.ndim < 2 or not len(X) or hasattr(self, "feature_names_in_"):
+            return False
+        if X.dtype.char not in "efdB" or (X.ndim == 2 and X.shape[1] != self.n_features_in_):
+            return False
+        return X.dtype.kind != "f" or bool(np.isfinite(X).all())
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "model_")
@@ -314,19 +363,26 @@ def _listed(given: Any) -> Any:
         raise InputError(f"X is one file, {str(given)!r}: give a list of files, [{str(given)!r}].")
     if isinstance(given, Image.Image):
         raise InputError("X is one image: give a list of images, [image].")
+    if isinstance(given, list | tuple) and len({np.shape(each) for each in given if isinstance(each, np.ndarray)}) > 1:
+        raise InputError("the arrays of X differ in shape: resize them, or give files or Pillow images instead.")
     is_column = getattr(given, "ndim", 0) == 1 and hasattr(given, "to_numpy")
     return given.tolist() if is_column and is_pictures(given.to_numpy()) else given
 
 
 def _labels(y: Any, check: bool = False) -> list[ClassLabel]:
     """Labels as plain Python values. Tuples stay what they are; numpy would make a table of them."""
+    if type(y) is list and y and (kind := type(y[0])) in (str, int) and all(type(label) is kind for label in y):
+        return list(y)
     y = tensors_as_arrays(y, "y")
-    if isinstance(y, list | tuple | np.ndarray) and any(isinstance(label, tuple) for label in y):
+    plain = isinstance(y, np.ndarray) and y.dtype != object  # has no tuples
+    if not plain and isinstance(y, list | tuple | np.ndarray) and any(isinstance(label, tuple) for label in y):
         return list(y)
     if isinstance(y, list | tuple) and (len({isinstance(label, str) for label in y}) == 2 or _rounded(y)):
         y = np.array(y, dtype=object)  # else numpy would turn all of them into text, or large whole numbers into floats
     if check:
         y = column_or_1d(y, warn=True)
+        if any(type(label).__name__ == "NAType" for label in (y if y.dtype == object else ())):
+            raise InputError("y contains a missing value (NA): leave these samples out.")
         assert_all_finite(y, input_name="y")
         if y.dtype.kind == "f":  # refuses measurements; of others it would warn where many classes are new
             check_classification_targets(y)

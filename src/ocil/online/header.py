@@ -175,6 +175,8 @@ def check_tensors(header: Header, tensors: Mapping[str, Tensor], trusted: bool) 
     stored = tensors.get("memory.labels", met.new_zeros(1, dtype=torch.int64))
     if not 0 <= int(stored.min()) <= int(stored.max()) < max(1, len(header.labels)):
         raise HeaderError("its memory holds images of classes that have no label")
+    if int((seen := tensors.get("memory.seen", met.new_zeros(1, dtype=torch.int64))).min()) < 0:
+        raise HeaderError(f"its memory has seen {int(seen.min())} samples")
 
 
 def _recipe(given: dict[str, Any]) -> dict[str, Any]:

@@ -173,10 +173,10 @@ def opened(picture: Picture, before: Callable[[Image.Image], None] = lambda imag
 
     ``before`` is called with the image of a file, before its pixels are read.
     """
-    if isinstance(picture, Image.Image):
-        yield picture
-        return
     try:
+        if isinstance(picture, Image.Image):
+            yield picture
+            return
         with files.opened(Path(picture)) as image:
             before(image)
             image.load()

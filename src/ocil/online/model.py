@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ocil import files, tensorfile
+from ocil.devices import pick_device
 from ocil.errors import OcilError
 from ocil.learning.views import RandomViews
 from ocil.limits import check, check_threads
@@ -43,7 +45,6 @@ from ocil.online.recipe import Recipe as Recipe
 from ocil.precision import numerics, widest
 from ocil.runs.batch_stepper import batch_stepper_for
 from ocil.runs.defaults import REVIEW_EVERY, lower_lr
-from ocil.runs.environment import pick_device
 from ocil.threads import default_threads, using
 
 FILE = "model.safetensors"
@@ -89,6 +90,8 @@ class Model:
         self.numbers: dict[ClassLabel, int] = {}
         self.batches = 0
         self.samples = 0
+        self.lock = threading.RLock()
+        """For callers with several threads: a model learns, predicts or is saved, one of these at a time."""
         self.note: dict[str, Any] = {}
         """What the command line, the estimator and the service save with the model, as JSON, each by its own name."""
 
@@ -243,7 +246,7 @@ class Model:
             is_run = (Path(folder) / "config.json").is_file()
             hint = f" It is the folder of a run: in Python, ocil.load_learner({str(folder)!r}) loads its learner."
             raise OcilError(f"there is no model in {folder}: it has no file {FILE}.{hint if is_run else ''}")
-        chosen_device = pick_device(device) if isinstance(device, str) else device
+        chosen_device = pick_device(device)
         try:
             tensors, texts = tensorfile.read(path)
         except (tensorfile.DamagedFileError, OSError) as error:
@@ -316,8 +319,9 @@ class Model:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """How ``copy`` and ``pickle`` copy a model, also to other processes. To keep a model, use ``save``."""
-        tensors = safetensors.torch.save(tensorfile.on_host(self.learner.state()))
-        return _unpickled, (self._header(), tensors, str(self.device)), {"threads": self.threads}
+        with self.lock:
+            tensors = safetensors.torch.save(tensorfile.on_host(self.learner.state()))
+            return _unpickled, (self._header(), tensors, str(self.device)), {"threads": self.threads}
 
 
 def on_device(x: NDArray[Any], device: torch.device) -> Tensor:

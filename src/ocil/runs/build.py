@@ -11,6 +11,7 @@ import torch
 
 from ocil.data import CATALOG, Dataset, load_once
 from ocil.data.dataset import require_dataset
+from ocil.devices import pick_device
 from ocil.errors import OcilError
 from ocil.evaluation.anytime import AnytimeEvaluator
 from ocil.evaluation.evaluator import tested_per_group
@@ -116,7 +117,7 @@ def make_learner(
         dataset: It is asked for its shapes and classes only: a learner never sees a dataset.
         memory: Samples to keep for replay; by default the published number for this dataset.
         seed: What weights and all random choices are drawn from.
-        device: Where the learner is, and where batches must be.
+        device: Where the learner is, and where batches must be: auto, cpu, cuda or mps.
         settings: Fields of the method's config; those not given have the published or default value. ``batch_size`` is
             how many samples will arrive together, 10 by default: a memory must hold a batch.
 
@@ -135,7 +136,7 @@ def make_learner(
     refuse_unknown(name, settings, {field.name for field in fields(method(name).learner_class.Config)} | {"batch_size"})
     config = resolve(name, dataset.name, memory=memory, seed=seed, settings=settings, **facts_of(dataset))
     refuse_wrong_inputs(config, dataset)
-    return build(config, dataset, device)
+    return build(config, dataset, pick_device(device))
 
 
 class StreamLength(NamedTuple):

@@ -280,14 +280,26 @@ def resolve(
     settings = {} if settings is None else settings
     refuse_no_dictionary("settings", settings, "{'lr': 0.05}")
     given = {**settings, **{key: value for key, value in own.items() if value is not None}}
+    sizes = read_as("task_sizes", task_sizes, tuple[int, ...])
+    facts = DatasetFacts(classes=classes, train=train, vectors=vectors, domains=domains, task_sizes=sizes)
     if isinstance(dataset, Dataset):
-        config = resolve_named(name, dataset.name, seed, given, **facts_of(dataset))
+        _refuse_other_facts(facts, known := facts_of(dataset))
+        config = resolve_named(name, dataset.name, seed, given, **known)
         return replace(config, made_for=dataset.fingerprint).identified(dataset)
-    facts = DatasetFacts(classes=classes, train=train, vectors=vectors, domains=domains, task_sizes=tuple(task_sizes))
     if not any(facts.values()) and find(str(dataset)) is None:
         with suppress(OcilError):  # a run says why it is not found, or finds it elsewhere
             facts = facts_of(load_once(dataset, path_or_none(data_dir)))
     return resolve_named(name, str(dataset), seed, given, **facts)
+
+
+def _refuse_other_facts(given: DatasetFacts, known: DatasetFacts) -> None:
+    """Raise if a fact about a dataset was given that is not so. Tasks of one's own are a setting, not a fact."""
+    for name, value in given.items():
+        if value and value != known[name]:  # type: ignore[literal-required]
+            advice = "leave it out"
+            if name == "task_sizes":
+                advice += ". Tasks of your own are a setting: settings={'task_sizes': ...}"
+            raise OcilError(f"{name} = {value!r} is not so of this dataset: {advice}.")
 
 
 def resolve_named(

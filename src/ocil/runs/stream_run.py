@@ -19,12 +19,13 @@ import torch
 from ocil import data
 from ocil.data import Dataset
 from ocil.data.dataset import known_fingerprint, require_dataset
+from ocil.devices import pick_device, refuse_no_device
 from ocil.errors import OcilError
 from ocil.evaluation.anytime import AnytimeEvaluator
 from ocil.evaluation.evaluator import Evaluation, Evaluator
 from ocil.evaluation.prequential import Prequential
 from ocil.evaluation.probe import probe
-from ocil.files import path_or_none
+from ocil.files import folder_path, path_or_none
 from ocil.limits import check_threads
 from ocil.methods.base import Learner
 from ocil.methods.recorded_losses import warning_of_no_loss
@@ -35,7 +36,7 @@ from ocil.runs.captured import CapturedStepper, can_be_captured
 from ocil.runs.config import RunConfig, code_of, origins, refuse_unresolved
 from ocil.runs.cost import cost_of
 from ocil.runs.defaults import lower_lr, reviews_every
-from ocil.runs.environment import digest, environment, peak_memory, pick_device
+from ocil.runs.environment import digest, environment, peak_memory
 from ocil.runs.features import Encoder, inputs_of
 from ocil.runs.fit import how_many_fit
 from ocil.runs.folder import COUNTS, RunFolder, State, images_of_name
@@ -169,29 +170,29 @@ def run(
         require_dataset(dataset)
     if not isinstance(stream, Stream | None):
         raise OcilError(f"stream is an ocil.Stream, not a {type(stream).__name__}.")
-    if not isinstance(device, torch.device | str):
-        raise OcilError(f"device = {device!r} must be auto, cpu, cuda or mps, or a torch.device.")
+    refuse_no_device(device)  # whether it is there matters only if there is something to do
+    root = folder_path("root", root)
     if stream is not None:
         if dataset is not None:
             raise OcilError("give a dataset or a stream, not both.")
         config, dataset = _in_order_of(stream, config)
     elif config.dataset not in data.CATALOG and not config.fingerprint:
-        config, dataset = _identified(config, dataset, Path(root), data_dir)
+        config, dataset = _identified(config, dataset, root, data_dir)
     elif dataset is None and config.made_for:
         dataset = named_dataset(config, data_dir)
     this = StreamRun(config)
-    folder = this.folder(Path(root))
+    folder = this.folder(root)
     if (finished := folder.result()) is not None:
         warn_if_changed(finished)
         if dataset is None and config.dataset not in data.CATALOG:
             with suppress(OcilError):  # a result can be read without its images
                 dataset = named_dataset(config, data_dir)
         return finished if dataset is None else finished.require_same_images(dataset, folder.path, stream is not None)
-    device = pick_device(device) if isinstance(device, str) else device
+    device = pick_device(device)
     dataset = dataset or named_dataset(config, data_dir)
     arrivals = stream.arrivals if stream is not None else None
     check(config, dataset, arrivals)
-    workspace = Workspace(Path(root), device, data_dir, threads, checkpoint_seconds, dataset=dataset, arrivals=arrivals)
+    workspace = Workspace(root, device, data_dir, threads, checkpoint_seconds, dataset=dataset, arrivals=arrivals)
     warning = ""
 
     def reported(progress: Progress) -> None:

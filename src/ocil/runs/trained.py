@@ -10,13 +10,13 @@ import torch
 
 from ocil.data import Dataset
 from ocil.data.dataset import require_dataset
+from ocil.devices import pick_device
 from ocil.errors import LaterVersionError, OcilError
 from ocil.methods import METHODS
 from ocil.methods.base import Learner
 from ocil.networks.registry import names_code
 from ocil.runs.build import build, named_dataset
 from ocil.runs.config import RunConfig
-from ocil.runs.environment import pick_device
 from ocil.runs.folder import COUNTS, RunFolder, State, is_folder
 from ocil.runs.results import if_there, read_json, reason_of
 from ocil.streams.stream import fingerprint_with
@@ -55,7 +55,7 @@ def load_learner(
         raise OcilError(f"a {type(run).__name__} is not the folder of a run: give OUT/CELL/seed-N.")
     folder = RunFolder(Path(run))
     config = _config_of(folder)
-    device = pick_device(device) if isinstance(device, str) else device
+    device = pick_device(device)
     if not trust and any(map(names_code, (config.learner.network, config.learner.features))):
         network = config.learner.network if names_code(config.learner.network) else config.learner.features
         raise OcilError(f"{folder.path} has Python code for a network, {network}. If you trust it, give trust=True.")

@@ -11,6 +11,7 @@ from torch import Tensor
 from ocil.data import Dataset
 from ocil.data.dataset import pieces
 from ocil.data.mapped import RowReader, is_mapped
+from ocil.devices import pick_device
 
 GPU_SHARE = 0.5  # of a GPU's free memory: a dataset that takes more stays on the host
 MAPPED_BYTES = 2**30  # a mapped dataset that takes more is read batch by batch, not through its mapping
@@ -25,7 +26,7 @@ class DeviceData:
     """
 
     def __init__(self, data: Dataset, device: torch.device | str, resident: bool | None = None) -> None:
-        self.device, self.data = torch.device(device), data
+        self.device, self.data = pick_device(device), data
         self.resident = fits(data, self.device) if resident is None else resident
         self.train_y, self.test_y = (_upload(array, self.device) for array in (data.train_y, data.test_y))
         self.train_x = _upload(data.train_x, self.device) if self.resident else None

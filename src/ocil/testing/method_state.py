@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ocil.methods.base import Learner
 from ocil.methods.config import Problem
 from ocil.methods.passes import Pass
 from ocil.networks import NOT_MET
@@ -174,15 +175,28 @@ def steady_steps(it: MethodSubject) -> None:
             step += 1
             memory = learner.config.memory
             must(step < 12, f"`shapes_are_static()` is still false after 12 batches with a memory of {memory} images")
+        steps_of: dict[int, Any] = {}
         for _ in ("first task", "second task"):
             variant = learner.step_variant()
             learner.learn(*it.batch(step))
             first, second = (watched(partial(learner.learn, *it.batch(step + more))) for more in (1, 2))
             must(first == second, "operations or shapes differ between steps")
             must(learner.step_variant() == variant, "`step_variant()` changed without a reason")
+            known = steps_of.setdefault(variant, first)
+            must(first == known, "steps are others after a task's end, and `step_variant()` is not")
             step += 3
+            places = _places(learner)
             end_task(learner)
             must(learner.shapes_are_static(), "`shapes_are_static()` turned false again")
+            moved = [name for name, place in _places(learner).items() if place != places.get(name, place)]
+            if learner.step_variant() == variant:
+                what = "a task's end puts another tensor in the place of"
+                must(not moved, f"{what} {', '.join(moved[:3])}: copy into it, or change `step_variant()`")
+
+
+def _places(learner: Learner) -> dict[str, int]:
+    """Where the learner's tensors lie: a captured step finds them there again."""
+    return {name: value.data_ptr() for name, value in learner.state_dict().items()}
 
 
 @promise(

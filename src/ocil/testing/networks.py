@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ocil.errors import OcilError
 from ocil.learning import losses
 from ocil.methods.config import Problem
 from ocil.methods.er import ER, ERConfig
@@ -33,6 +34,8 @@ class NetworkSubject:
             self.spec, self.info = target, network(Spec.parse(target, "network").name)
         else:
             given = target if isinstance(target, NetworkInfo) else None
+            if given is None and (not callable(target) or isinstance(target, nn.Module)):
+                raise OcilError(f"a network is checked by its factory, NetworkInfo or name, not by {str(target)[:60]}.")
             self.info = given or NetworkInfo("checked", target, "a factory", "any")  # type: ignore[arg-type]
             self.spec = self.info.name
         self.input_shape: InputShape = input_shape or (VECTOR if self.info.inputs == "vectors" else IMAGE)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ocil.errors import OcilError
 from ocil.methods import METHODS, MethodInfo, method
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
@@ -42,6 +43,8 @@ class MethodSubject:
             target = method(target)
         if isinstance(target, MethodInfo):
             return cls(target, settings)
+        if not (isinstance(target, type) and issubclass(target, Learner)):
+            raise OcilError(f"a method is checked by its class, its MethodInfo or its name, not by {target!r}.")
         known = (info for info in METHODS.values() if not isinstance(info.target, str) and info.target is target)
         name = target.__name__.lower().strip("_") or "mine"
         return cls(next(known, MethodInfo(name, target, f"the class {target.__name__}", "-")), settings)
