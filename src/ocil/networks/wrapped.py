@@ -61,7 +61,7 @@ class WrappedNetwork(Network):
         return max(1, LARGEST_MAP // max(self.numbers_written.values(), default=1))
 
     def features(self, x: Tensor) -> Tensor:
-        whole = self.training or torch.is_grad_enabled() or torch.compiler.is_exporting()
+        whole = self.training or torch.is_grad_enabled() or torch.compiler.is_compiling()
         if whole or len(x) <= self.largest_batch:
             return self.plain_features(x)
         return torch.cat([self.plain_features(part) for part in x.split(self.largest_batch)])
