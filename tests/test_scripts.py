@@ -383,7 +383,9 @@ def test_what_remains_to_be_measured(script: Script, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("asked", [False, True], ids=["late", "stopped"])
-def test_a_measurement_ends_what_does_not_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: bool) -> None:
+def test_a_measurement_ends_what_does_not_end(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path, asked: bool
+) -> None:
     """The time of a GPU costs: what hangs is ended and leaves time for the next, and after SIGTERM nothing begins."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     remaining = importlib.import_module("remaining")
@@ -391,6 +393,8 @@ def test_a_measurement_ends_what_does_not_end(monkeypatch: pytest.MonkeyPatch, t
     sleep = time.sleep
     monkeypatch.setattr(time, "sleep", lambda seconds: sleep(seconds / 50))
     measurement = remaining.Measurement(tmp_path, float("inf"), None)
+    before = signal.signal(signal.SIGINT, measurement.stop)  # as in `main`: in the background a shell has it ignored
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     hangs = remaining.Step("hangs", ("-c", "import time; time.sleep(1000)"), limit=1000 if asked else 0.1)
     if asked:
         threading.Timer(0.1, measurement.stop).start()
