@@ -1,6 +1,7 @@
 """What is exported gives the model's own probabilities, without ocil."""
 
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from ocil.errors import OcilError
 from ocil.methods import METHODS
@@ -150,6 +152,32 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(OcilError, match=r"must end in \.onnx or \.pt2"):
         export(taught("er", FORMS["colours"]), tmp_path / "model.h5")
     assert not list(tmp_path.iterdir())
+
+
+class Branches(nn.Module):
+    """A network that looks at values: the exporters have none."""
+
+    def __init__(self, shape: tuple[int]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(shape[0], 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y if float(y.detach().sum()) > 0 else -y
+
+
+@pytest.mark.parametrize("ending", ["onnx", "pt2"])
+def test_a_network_that_cannot_be_exported(tmp_path: Path, capfd: pytest.CaptureFixture[str], ending: str) -> None:
+    if ending == "onnx":
+        pytest.importorskip("onnxscript", reason="onnxscript is not installed: pip install 'ocil[onnx]'")
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'ocil[sklearn]'")
+    from ocil import OnlineClassifier
+
+    x, y = np.random.default_rng(0).random((20, 6), np.float32), np.arange(20) % 2
+    model = OnlineClassifier("er", memory=10, network=Branches).fit(x, y)
+    with pytest.raises(OcilError, match=rf"^PyTorch {re.escape(torch.__version__)} cannot make .*data-dependent.*\.$"):
+        model.export(tmp_path / f"model.{ending}")
+    assert (capfd.readouterr(), list(tmp_path.iterdir())) == (("", ""), [])
 
 
 @pytest.mark.slow

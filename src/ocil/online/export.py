@@ -5,7 +5,7 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def to_onnx(model: Model) -> bytes:
         return op.Sqrt(op.ReduceSumSquare(op.Sub(op.Unsqueeze(x1, [-2]), op.Unsqueeze(x2, [-3])), [-1], keepdims=0))
 
     copy = _frozen_copy(model)
-    with _exporting():
+    with _exporting("ONNX", "Change its network, try a newer PyTorch, or export to .pt2."):
         program: Any = torch.onnx.export(
             Served(copy).eval(),
             (_example(copy),),
@@ -100,27 +100,45 @@ def to_program(model: Model) -> bytes:
     """A file for ``torch.export.load``. The labels are in the extra file ``labels.json``."""
     file = io.BytesIO()
     copy = _frozen_copy(model)
-    with _exporting():
-        program = torch.export.export(Served(copy), (_example(copy),), dynamic_shapes=_any_batch())
+    with _exporting("a program of torch.export", "Change its network, or try a newer PyTorch."):
+        program = torch.export.export(Served(copy), (_example(copy),), dynamic_shapes=_any_batch(), strict=False)
         torch.export.save(program, file, extra_files={"labels.json": _labels(model)})
     return file.getvalue()
 
 
 @contextmanager
-def _exporting() -> Iterator[None]:
+def _exporting(what: str, advice: str) -> Iterator[None]:
     """Export without gradients, since a block without them inside the model could not be saved, and without warnings.
 
-    The exporters' warnings concern their own development and operators of torchvision.
+    The exporters' warnings concern their own development and operators of torchvision. Of what they cannot do they
+    print whole graphs: the ``OcilError`` has the cause.
     """
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.fx.experimental.symbolic_shapes")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
+    except OcilError:
+        raise
+    except Exception as error:  # of any kind: the exporters run the network's code on values that are not there
+        reason = _first_line(error)
+        raise OcilError(f"PyTorch {torch.__version__} cannot make {what} of this model: {reason}. {advice}") from error
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _first_line(error: BaseException) -> str:
+    """What the first cause of an error says, in one line."""
+    seen: set[int] = set()
+    while error.__cause__ is not None and id(error) not in seen:  # an error may be its own cause
+        seen.add(id(error))
+        error = error.__cause__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].strip().rstrip(".:")
 
 
 def _remove_traces(graph: Any) -> None:
@@ -130,8 +148,8 @@ def _remove_traces(graph: Any) -> None:
 
 
 def _any_batch() -> tuple[dict[int, Any]]:
-    """The first dimension of the input is open."""
-    return ({0: torch.export.Dim("batch", min=1)},)
+    """The first dimension of the input is open. PyTorch 2.6 wants a bound."""
+    return ({0: torch.export.Dim("batch", min=1, max=2**31)},)
 
 
 def _labels(model: Model) -> str:
