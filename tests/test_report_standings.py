@@ -506,3 +506,12 @@ def test_the_defaults_for_vectors_are_no_settings_of_a_row(tmp_path: Path) -> No
     (cell,) = (cell for cell in collection.cells if "topics" in cell.config.dataset)
     assert cell.config.learner.network == "linear"
     assert "network" not in cell.command
+
+
+def test_a_former_plugin_file_is_named_in_its_own_row_alone(tmp_path: Path) -> None:
+    now = resolve("er", "cifar100", settings={"lr": 0.05})
+    for config in (now, replace(now, code="0123456789ab")):
+        RunFolder.of(tmp_path, config).save_result(made_up(config, 0.5))
+    found = entries(collect([tmp_path]).cells)
+    assert sorted(entry.name for entry in found.all) == ["er", "er code=0123456789ab"]
+    assert found.shared == "lr=0.05"
