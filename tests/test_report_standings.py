@@ -515,3 +515,17 @@ def test_a_former_plugin_file_is_named_in_its_own_row_alone(tmp_path: Path) -> N
     found = entries(collect([tmp_path]).cells)
     assert sorted(entry.name for entry in found.all) == ["er", "er code=0123456789ab"]
     assert found.shared == "lr=0.05"
+
+
+def test_lines_of_a_method_without_memory_say_which_column_they_are_for(tmp_path: Path) -> None:
+    cells = [("er", 1000, 0.5), ("er", 5000, 0.7), ("fine-tune", None, 0.1)]
+    for name, memory, level in cells:
+        for seed in range(3):
+            config = resolve(name, "cifar100", memory=memory, seed=seed)
+            RunFolder.of(tmp_path, config).save_result(made_up(config, level))
+    rows = rows_of(csv(methods_document(Standings(entries(collect([tmp_path]).cells), chosen="er")).records))
+    lines = [row for row in rows if row["method"] == "fine-tune"]
+    assert [(row["memory"], row["column_memory"]) for row in lines] == [("0", "1000"), ("0", "5000")]
+    low, high = (float(row["difference"]) for row in lines)
+    assert high < low < 0
+    assert all(row["memory"] == row["column_memory"] for row in rows if row["method"] == "er")

@@ -25,7 +25,7 @@ NO_SHARED_SEED = "no shared seed"
 LONGEST = 16  # characters of a name in a heading
 RECORD = (
     *("dataset", "stream", "memory", "method", "seeds", "mean", "interval", "against", "difference"),
-    *("difference_interval", "shared_seeds", "images_per_batch", "wall_seconds", "device"),
+    *("difference_interval", "shared_seeds", "images_per_batch", "wall_seconds", "device", "column_memory"),
 )
 
 
@@ -347,6 +347,7 @@ def _records(standings: Standings) -> Iterable[dict[str, Any]]:
                 "images_per_batch": "" if images is None else f"{images:.6g}",
                 "wall_seconds": f"{cell.summary.wall_seconds.mean:.3f}",
                 "device": cell.devices,
+                "column_memory": column.memory,
             }
 
 
