@@ -529,3 +529,30 @@ def test_lines_of_a_method_without_memory_say_which_column_they_are_for(tmp_path
     low, high = (float(row["difference"]) for row in lines)
     assert high < low < 0
     assert all(row["memory"] == row["column_memory"] for row in rows if row["method"] == "er")
+
+
+def test_columns_without_the_chosen_reference_are_named(tmp_path: Path) -> None:
+    """The row ``er`` is another one than ``er lr=0.05``, which was run on the other dataset."""
+    cells = [("er", "cifar10", 0.1), ("afs", "cifar10", 0.1), ("er", "cifar100", 0.05), ("afs", "cifar100", 0.1)]
+    for name, dataset, lr in cells:
+        config = resolve(name, dataset, memory=1000, settings={"lr": lr})
+        RunFolder.of(tmp_path, config).save_result(made_up(config, 0.5))
+    found = entries(collect([tmp_path]).cells)
+    said = "er was not run on CIFAR-100, memory 1000: no differences there."
+    standings = Standings(found, chosen="er")
+    assert said in methods_document(standings).caption
+    assert said in standings_table(standings).note
+    other = Standings(found, chosen="er lr=0.05")
+    assert "er lr=0.05 was not run on CIFAR-10, memory 1000: no differences there." in methods_document(other).caption
+    assert "no differences there" not in standings_table(other).note  # the ranks are over the other column
+    assert "not run on" not in methods_document(Standings(found, chosen="afs")).caption
+
+
+def test_a_caption_is_silent_on_differences_where_there_are_none(tmp_path: Path) -> None:
+    config = resolve("er", "cifar100", memory=1000)
+    RunFolder.of(tmp_path, config).save_result(made_up(config, 0.5))
+    assert "Differences" not in methods_document(Standings(entries(collect([tmp_path]).cells))).caption
+    other = resolve("afs", "cifar100", memory=1000)
+    RunFolder.of(tmp_path, other).save_result(made_up(other, 0.6))
+    caption = methods_document(Standings(entries(collect([tmp_path]).cells))).caption
+    assert "Differences are to afs, over the seeds that both have" in caption
