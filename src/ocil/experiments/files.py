@@ -32,6 +32,8 @@ from ocil.experiments.named import find_file, shipped
 from ocil.files import read_toml
 from ocil.limits import whole
 from ocil.methods import MethodInfo, method
+from ocil.networks.registry import REDUCED
+from ocil.networks.spec import Spec
 from ocil.rng import MAX_SEED
 from ocil.runs.config import DatasetFacts, RunConfig, concerns, memory_settings, resolve
 from ocil.runs.settings import refuse_unknown
@@ -246,6 +248,8 @@ class _Expansion:
             idle -= own  # given for this kind alone: a mistake, which is refused
         mine = {key: value for key, value in point.items() if key in has and key not in idle}
         concerned = {key: value for key, value in mine.items() if meant_for(info, key, key in own)}
+        if "width" in concerned.keys() - own and not _has_width(info, concerned, dataset):
+            del concerned["width"]
         self.unused -= set(concerned)
         config = resolve(info.name, dataset.name, settings=concerned, **dataset.facts)
         if dataset.fingerprint:
@@ -270,6 +274,13 @@ def _settings_of_other_kinds(point: Mapping[str, Any]) -> set[str]:
     """The settings that do nothing in a cell with streams of this kind."""
     given = point.get("boundary", StreamConfig.boundary)
     return {name for kind in KINDS if kind == given for name in settings_of_others(kind)}  # an unknown one is refused
+
+
+def _has_width(info: MethodInfo, settings: Mapping[str, Any], dataset: KnownDataset) -> bool:
+    """Whether the network of a cell is the one whose width is a setting. A dataset of vectors has another one."""
+    others = {key: value for key, value in settings.items() if key != "width"}
+    network = resolve(info.name, dataset.name, settings=others, **dataset.facts).learner.network
+    return Spec.parse(network, "network").name == REDUCED
 
 
 def meant_for(info: MethodInfo, key: str, own: bool = False) -> bool:
