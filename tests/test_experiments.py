@@ -397,6 +397,9 @@ def test_a_dataset_of_one_s_own(write) -> None:  # type: ignore[no-untyped-def]
         ("settings = 3\n[[cells]]\nmethod='er'", "settings must be a table"),
         ("[[cells]]\nlr=1", "cell 1: name a method"),
         ("[[cells]]\nmethod='er'\n[[cells]]\nmethod='err'", "cell 2: unknown method 'err'. Did you mean 'er'?"),
+        ("[[cells]]\nmethod='er'\nseeds=3", "cell 1: seeds is for the whole file: write seeds = 3 above [settings]"),
+        ("[[cells]]\nmethod='er'\nseed=3", "cell 1: seed is for the whole file: write first_seed = 10 above"),
+        ("[settings]\nseeds=3\n[[cells]]\nmethod='er'", "toml, settings: seeds is for the whole file: write seeds = 3"),
         ("[[cells]]\nmethod='er'\nmemmory=3", "cell 1: unknown setting 'memmory' for er. Did you mean 'memory'?"),
         (
             "[settings]\nmemmory=3\n[[cells]]\nmethod='er'",

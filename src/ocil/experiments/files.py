@@ -19,7 +19,7 @@ whole file go to the methods that have them: a memory does not concern fine-tuni
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
@@ -43,6 +43,7 @@ from ocil.streams.kinds import settings_of_others
 MAX_SEEDS = 10_000
 KEYS = {"title", "about", "paper", "seeds", "first_seed", "settings", "cells"}  # of a file
 NAMES = ("method", "dataset", "label")  # keys of a cell that are not settings
+ABOVE = {"seeds": "seeds = 3", "first_seed": "first_seed = 10", "seed": "first_seed = 10"}  # how to give seeds
 SEEDS = 3  # if neither a file nor the user says how many
 PLACEHOLDER = r"\{(\w+)\}"  # of a setting's value, in a label
 COLUMNS = ("dataset", "memory")  # a cell is known by these and by its label, which names all other axes
@@ -242,6 +243,7 @@ class _Expansion:
         info = method(name)
         has = settings_of(info)
         self.known |= has
+        _refuse_seeds(own - has)
         refuse_unknown(info.name, sorted(own & set(point)), has)
         idle = set() if info.offline else _settings_of_other_kinds(point)
         if "boundary" not in varied:
@@ -258,11 +260,18 @@ class _Expansion:
 
     def refuse_unused(self, path: Path) -> None:
         """Raise if a setting for all cells belongs to no method: it is misspelt."""
+        _refuse_seeds(set(self.shared) - self.known, f"{path}, settings: ")
         for key in sorted(self.unused - self.known):
             where = "--set" if key in self.given else f"{path}, settings"
             raise OcilError(f"{where}: unknown setting '{key}'.{suggest(key, self.known)}")
         for key in sorted(self.unused & set(self.given)):
             raise OcilError(f"--set {key}: it concerns no cell of {path}.")
+
+
+def _refuse_seeds(names: Set[str], where: str = "") -> None:
+    """Raise if seeds are among the names of settings: they are keys of a file."""
+    for key in sorted(names & ABOVE.keys()):
+        raise OcilError(f"{where}{key} is for the whole file: write {ABOVE[key]} above [settings] and [[cells]].")
 
 
 def settings_of(info: MethodInfo) -> set[str]:
