@@ -118,6 +118,8 @@ def test_a_sweep_and_what_the_dry_run_said_of_it(sweep: Sweep, tmp_path: Path) -
     shown = sweep("--dry-run", "--seeds", 3)
     assert "4 cells, 15 runs (3 of them references): 10 finished, 0 begun, 5 to run." in shown.out
     assert "Nothing was run." in shown.out
+    one = sweep("--dry-run", "--seeds", 1, "--no-reference", "--only", "label=er")
+    assert "1 cell, 1 run (0 of them references): " in one.out
 
 
 def test_runs_of_a_machine_with_another_default_precision_are_not_run_anew(
