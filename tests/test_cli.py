@@ -15,6 +15,7 @@ import torch
 import ocil
 from ocil.cli.execute import stop_when_asked
 from ocil.engines.job import Observer
+from ocil.errors import WriteError
 from ocil.methods import METHODS
 from ocil.methods.fine_tune import FineTune
 from ocil.runs.config import RunConfig
@@ -194,6 +195,20 @@ def test_compare(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> None:
     assert "afs-no-rv" in again.out
     assert (tmp_path / "x" / "a.svg").read_text().startswith("<?xml")
     assert (out / "table.md").read_text() == table
+
+
+def test_compare_prints_its_table_also_where_the_picture_cannot_be_written(
+    ocil_command: Call, tiny_npz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(figure: object, path: Path) -> None:
+        raise WriteError(f"cannot write {path}: No space left on device")
+
+    monkeypatch.setattr("ocil.report.style.save", full)
+    words = ("-d", tiny_npz, "-n", 1, "--workers", 1, "-o", tmp_path / "runs", "--set", "width=2", "tasks=2")
+    said = ocil_command("compare", "fine-tune", *words)
+    assert said.code == 2
+    assert "No space left on device" in said.err
+    assert re.search(r"│ fine-tune +│", said.out)
 
 
 @pytest.mark.parametrize("words", [["methods"], ["datasets"], ["data", "list"], ["data", "check", "fashion-mini"]])

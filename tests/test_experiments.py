@@ -330,6 +330,35 @@ def test_settings_for_all_cells_go_where_they_belong(write) -> None:  # type: ig
     assert (cells["fine-tune"].value("memory"), cells["er"].value("memory")) == (0, 500)
 
 
+def test_a_width_for_all_cells_concerns_those_whose_network_has_it(write) -> None:  # type: ignore[no-untyped-def]
+    path = write("""
+        [settings]
+        width = [2, 4]
+        [[cells]]
+        method = "er"
+        [[cells]]
+        method = "er"
+        dataset = "mine.npz"
+        [[cells]]
+        method = "er"
+        network = "resnet18"
+    """)
+    source = {"mine.npz": KnownDataset("mine.npz", "abc", {"classes": 4, "vectors": True})}
+    cells = read(path, source=lambda name: source.get(name, KnownDataset(name))).cells
+    found = [(cell.label, cell.value("network"), cell.value("width")) for cell in cells]
+    assert found == [
+        ("er, width=2", "reduced-resnet18", 2),
+        ("er, width=4", "reduced-resnet18", 4),
+        ("er", "linear", 20),
+        ("er", "resnet18", 8),
+    ]
+    other = write('[[cells]]\nmethod = "er"\nnetwork = "resnet18"\n')
+    with pytest.raises(OcilError, match="--set width: it concerns no cell of"):
+        read(other, settings={"width": "4"})
+    with pytest.raises(OcilError, match="cell 1: width is a setting of reduced-resnet18"):
+        read(write('[[cells]]\nmethod = "er"\nnetwork = "resnet18"\nwidth = 4\n'))
+
+
 def test_settings_of_a_kind_of_stream_concern_the_cells_of_that_kind(write) -> None:  # type: ignore[no-untyped-def]
     def shares(text: str) -> list[tuple[str, float]]:
         return [(c.config.stream.boundary, c.config.stream.blurry_share) for c in read(write(text)).cells]
@@ -368,6 +397,9 @@ def test_a_dataset_of_one_s_own(write) -> None:  # type: ignore[no-untyped-def]
         ("settings = 3\n[[cells]]\nmethod='er'", "settings must be a table"),
         ("[[cells]]\nlr=1", "cell 1: name a method"),
         ("[[cells]]\nmethod='er'\n[[cells]]\nmethod='err'", "cell 2: unknown method 'err'. Did you mean 'er'?"),
+        ("[[cells]]\nmethod='er'\nseeds=3", "cell 1: seeds is for the whole file: write seeds = 3 above [settings]"),
+        ("[[cells]]\nmethod='er'\nseed=3", "cell 1: seed is for the whole file: write first_seed = 10 above"),
+        ("[settings]\nseeds=3\n[[cells]]\nmethod='er'", "toml, settings: seeds is for the whole file: write seeds = 3"),
         ("[[cells]]\nmethod='er'\nmemmory=3", "cell 1: unknown setting 'memmory' for er. Did you mean 'memory'?"),
         (
             "[settings]\nmemmory=3\n[[cells]]\nmethod='er'",

@@ -1,6 +1,7 @@
 """Learners of frozen features against the same statistics computed at once, by hand."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,34 @@ def test_what_grows_ends_where_all_classes_were_known(name: str) -> None:
     assert grown.classes_met == [0, 1, 2, 3]
     np.testing.assert_allclose(scores(grown)[:, :4], scores(taught(name, by_class)), rtol=1e-3, atol=1e-3)
     assert scores(grown)[:, 4:].max() < -1000
+
+
+def in_a_small_unit(scale: float = 1e5) -> Dataset:
+    """The same clouds, so far from each other that all distances are more than 10,000."""
+    return Dataset("far", scale * DATA.train_x, DATA.train_y, scale * DATA.test_x, DATA.test_y, DATA.classes)
+
+
+@every_learner
+def test_a_class_not_met_has_no_larger_score_than_one_far_away(name: str) -> None:
+    data = in_a_small_unit()
+    settings: dict[str, Any] = {"metric": "euclidean"} if name == "ncm" else {}
+    known, grown = (make(name, data, growing=growing, **settings) for growing in (False, True))
+    for learner in (known, grown):
+        learner.learn(torch.from_numpy(data.train_x), torch.from_numpy(data.train_y))
+    found = scores(grown, data.test_x).argmax(1)
+    np.testing.assert_array_equal(found, scores(known, data.test_x).argmax(1))
+    assert (found == data.test_y).mean() > 0.6
+
+
+@pytest.mark.parametrize("growing", [False, True])
+def test_predictions_by_large_distances_count_before_they_are_learned(tmp_path: Path, growing: bool) -> None:
+    found = []
+    for data in (DATA, in_a_small_unit()):
+        settings = {"metric": "euclidean", "prequential": 2, "tasks": 2, "growing": growing}
+        result = ocil.run(ocil.resolve("ncm", data, settings=settings), tmp_path, dataset=data, device="cpu")
+        found.append(result.prequential["correct"])
+    assert found[0] == found[1]
+    assert sum(found[0]) > 60
 
 
 @every_learner

@@ -30,7 +30,7 @@ from ocil.networks.registry import names_code, spec_of
 from ocil.networks.spec import Spec
 from ocil.online.images import ImageFormat
 from ocil.online.model import FILE, Model, Recipe
-from ocil.runs.build import network_of
+from ocil.runs.build import check, network_of
 from ocil.runs.config import RunConfig, command, resolve
 from ocil.runs.environment import digest
 from ocil.runs.fit import run_bytes
@@ -449,6 +449,8 @@ def test_every_method_learns_or_says_why_not(name: str, network: str, data: Data
 def test_a_network_that_does_not_show_its_stages(name: str) -> None:
     with pytest.raises(OcilError, match=rf"^{name} needs a network that shows its stages[^\n]*\.$"):
         make(name, f"{MODULE}smooth", IMAGES)
+    with pytest.raises(OcilError, match=rf"^{name} needs a network that shows its stages[^\n]*\.$"):
+        check(resolve(name, IMAGES, settings={"network": f"{MODULE}smooth"}), IMAGES)  # before any run
 
 
 @pytest.mark.parametrize(("name", "setting"), [("afs", "views"), ("er-ace", "augment"), ("aaer", "augment")])

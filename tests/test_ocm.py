@@ -17,6 +17,7 @@ from ocil.errors import OcilError
 from ocil.methods import ocm
 from ocil.methods.ocm import OCM, squared_difference, sup_n, sup_u, turned
 from ocil.networks import to_float
+from ocil.runs.build import check
 from ocil.runs.environment import digest
 from ocil.testing.subject import frozen
 from ocil.testing.watch import HostWatch
@@ -97,6 +98,12 @@ def test_pseudo_labels_follow_the_variants() -> None:
 def test_only_square_images() -> None:
     with pytest.raises(OcilError, match="square"):
         make("ocm", data=noise(shape=(8, 10, 3)))
+
+
+def test_images_that_are_not_square_are_refused_before_any_run() -> None:
+    data = noise(shape=(8, 10, 3))
+    with pytest.raises(OcilError, match=r"^ocm turns images by 90 degrees and so needs square ones, not 8x10\.$"):
+        check(ocil.resolve("ocm", data), data)
 
 
 # Losses

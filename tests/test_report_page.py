@@ -561,8 +561,18 @@ def test_latex_has_minus_signs_in_ranges(tmp_path: Path) -> None:
     text = latex(methods_document(Standings(entries(collect([tmp_path]).cells))))
     assert re.search(r"\(\$-\$\d+\.\d \(\$-\$\d+\.\d to \$-\$\d+\.\d\)\)", text)
     assert not re.search(r"[( ]-\d", text)
-    assert "in brackets, with a sign: the paired difference" in text  # a range has brackets too
+    assert "Best in bold, second underlined. In brackets, with a sign: the paired difference." in text  # so are ranges
     check_latex(text)
+
+
+def test_a_latex_caption_explains_bold_numbers_where_there_are_no_differences(tmp_path: Path) -> None:
+    for name, level, seed in (("afs", 0.9, 0), ("er", 0.5, 1)):  # no seed is shared
+        config = resolve(name, "cifar100", seed=seed)
+        RunFolder.of(tmp_path, config).save_result(made_up(config, level))
+    text = latex(methods_document(Standings(entries(collect([tmp_path]).cells))))
+    assert r"\textbf" in text
+    assert "Best in bold, second underlined." in text
+    assert "brackets" not in text
 
 
 def test_latex(written: Written) -> None:

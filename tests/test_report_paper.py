@@ -252,3 +252,8 @@ def test_names_of_a_paper_are_no_formulas(example: Path) -> None:
     line = csv(longtail.document([], papers.load(str(example))).records).splitlines()[1]
     assert line.startswith("published,'=1+1,")
     assert ",'@SUM(1)," in line
+
+
+def test_a_paper_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(OcilError, match=r"afsx: No such file .* A paper is auto, none, afs or a TOML file\.$"):
+        papers.load(str(tmp_path / "afsx"))

@@ -59,7 +59,12 @@ def test_workers_draw_the_same_figures_in_the_same_order() -> None:
     paints = [(of_times, (name,)) for name in ("one", "two", "three", "four")]
     here = [render(paint, *args) for paint, args in paints]
     assert len(set(here)) == 4
-    assert render_all(paints, workers=2) == here
+    told: list[tuple[int, int]] = []
+    assert render_all(paints, workers=2, progress=lambda done, total: told.append((done, total))) == here
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    told.clear()
+    assert render_all(paints, progress=lambda done, total: told.append((done, total))) == here
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 @pytest.mark.usefixtures("quick_workers")
@@ -97,7 +102,7 @@ def test_few_figures_are_drawn_in_this_process(
 ) -> None:
     started: list[int] = []
     monkeypatch.setattr(rendering, "render", lambda *_: "<svg/>")
-    monkeypatch.setattr(rendering, "_in_workers", lambda draw, paints, workers: [started.append(workers), *paints][1:])
+    monkeypatch.setattr(rendering, "_in_workers", lambda _, paints, workers, __: [started.append(workers), *paints][1:])
     assert len(render_all([(of_times, ("one",))] * figures, workers)) == figures
     assert started == ([] if asked is None else [asked])
 
@@ -105,7 +110,7 @@ def test_few_figures_are_drawn_in_this_process(
 def sketches_of(found: Collection, monkeypatch: pytest.MonkeyPatch) -> list[Sketch]:
     chosen: list[Sketch] = []
 
-    def drawn(sketches: list[Sketch], workers: int) -> list[Drawing]:
+    def drawn(sketches: list[Sketch], *_: object) -> list[Drawing]:
         chosen.extend(sketches)
         return [Drawing(each.name, each.title, each.caption, "<svg/>", each.paint, each.args) for each in sketches]
 
@@ -138,7 +143,7 @@ def test_the_command_draws_with_all_cores(
 ) -> None:
     asked: list[int] = []
 
-    def rendered(paints: list[Any], workers: int) -> list[str]:
+    def rendered(paints: list[Any], workers: int, _: object) -> list[str]:
         asked.append(workers)
         return ['<svg viewBox="0 0 1 1"/>'] * len(paints)
 

@@ -506,3 +506,53 @@ def test_the_defaults_for_vectors_are_no_settings_of_a_row(tmp_path: Path) -> No
     (cell,) = (cell for cell in collection.cells if "topics" in cell.config.dataset)
     assert cell.config.learner.network == "linear"
     assert "network" not in cell.command
+
+
+def test_a_former_plugin_file_is_named_in_its_own_row_alone(tmp_path: Path) -> None:
+    now = resolve("er", "cifar100", settings={"lr": 0.05})
+    for config in (now, replace(now, code="0123456789ab")):
+        RunFolder.of(tmp_path, config).save_result(made_up(config, 0.5))
+    found = entries(collect([tmp_path]).cells)
+    assert sorted(entry.name for entry in found.all) == ["er", "er code=0123456789ab"]
+    assert found.shared == "lr=0.05"
+
+
+def test_lines_of_a_method_without_memory_say_which_column_they_are_for(tmp_path: Path) -> None:
+    cells = [("er", 1000, 0.5), ("er", 5000, 0.7), ("fine-tune", None, 0.1)]
+    for name, memory, level in cells:
+        for seed in range(3):
+            config = resolve(name, "cifar100", memory=memory, seed=seed)
+            RunFolder.of(tmp_path, config).save_result(made_up(config, level))
+    rows = rows_of(csv(methods_document(Standings(entries(collect([tmp_path]).cells), chosen="er")).records))
+    lines = [row for row in rows if row["method"] == "fine-tune"]
+    assert [(row["memory"], row["column_memory"]) for row in lines] == [("0", "1000"), ("0", "5000")]
+    low, high = (float(row["difference"]) for row in lines)
+    assert high < low < 0
+    assert all(row["memory"] == row["column_memory"] for row in rows if row["method"] == "er")
+
+
+def test_columns_without_the_chosen_reference_are_named(tmp_path: Path) -> None:
+    """The row ``er`` is another one than ``er lr=0.05``, which was run on the other dataset."""
+    cells = [("er", "cifar10", 0.1), ("afs", "cifar10", 0.1), ("er", "cifar100", 0.05), ("afs", "cifar100", 0.1)]
+    for name, dataset, lr in cells:
+        config = resolve(name, dataset, memory=1000, settings={"lr": lr})
+        RunFolder.of(tmp_path, config).save_result(made_up(config, 0.5))
+    found = entries(collect([tmp_path]).cells)
+    said = "er was not run on CIFAR-100, memory 1000: no differences there."
+    standings = Standings(found, chosen="er")
+    assert said in methods_document(standings).caption
+    assert said in standings_table(standings).note
+    other = Standings(found, chosen="er lr=0.05")
+    assert "er lr=0.05 was not run on CIFAR-10, memory 1000: no differences there." in methods_document(other).caption
+    assert "no differences there" not in standings_table(other).note  # the ranks are over the other column
+    assert "not run on" not in methods_document(Standings(found, chosen="afs")).caption
+
+
+def test_a_caption_is_silent_on_differences_where_there_are_none(tmp_path: Path) -> None:
+    config = resolve("er", "cifar100", memory=1000)
+    RunFolder.of(tmp_path, config).save_result(made_up(config, 0.5))
+    assert "Differences" not in methods_document(Standings(entries(collect([tmp_path]).cells))).caption
+    other = resolve("afs", "cifar100", memory=1000)
+    RunFolder.of(tmp_path, other).save_result(made_up(other, 0.6))
+    caption = methods_document(Standings(entries(collect([tmp_path]).cells))).caption
+    assert "Differences are to afs, over the seeds that both have" in caption

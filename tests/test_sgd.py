@@ -45,6 +45,18 @@ def test_goes_on_from_its_state() -> None:
     assert torch.equal(parameter, other.parameters[0])
 
 
+def test_growth_keeps_the_momentum_of_a_single_number() -> None:
+    """A network of one's own may have a scale beside its weights."""
+    scale = nn.Parameter(torch.tensor(2.0))
+    former = SGD([scale], 0.1, momentum=0.5)
+    scale.grad = torch.tensor(4.0)
+    former.step()
+    grown = SGD([scale], 0.1, momentum=0.5)
+    grown.go_on_from(former)
+    grown.step()
+    assert scale.item() == pytest.approx(2 - 0.1 * 4 - 0.1 * (0.5 * 4 + 4))
+
+
 def test_a_step_does_not_load_the_compiler(fork_python: Callable[..., Forked]) -> None:
     code = """
 import sys

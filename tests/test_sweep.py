@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import shutil
 import time
@@ -7,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -116,6 +118,8 @@ def test_a_sweep_and_what_the_dry_run_said_of_it(sweep: Sweep, tmp_path: Path) -
     shown = sweep("--dry-run", "--seeds", 3)
     assert "4 cells, 15 runs (3 of them references): 10 finished, 0 begun, 5 to run." in shown.out
     assert "Nothing was run." in shown.out
+    one = sweep("--dry-run", "--seeds", 1, "--no-reference", "--only", "label=er")
+    assert "1 cell, 1 run (0 of them references): " in one.out
 
 
 def test_runs_of_a_machine_with_another_default_precision_are_not_run_anew(
@@ -471,6 +475,9 @@ def test_a_place_that_can_hold_no_runs(
     monkeypatch.setattr("os.access", lambda *_: False)
     other = experiment.parent / "other"
     assert "is not yours to write to" in one_error(ocil_command("sweep", experiment, "-o", other, *dry))
+    read_only = SimpleNamespace(f_flag=os.ST_RDONLY)
+    monkeypatch.setattr("os.statvfs", lambda _: read_only)
+    assert "is on a read-only file system" in one_error(ocil_command("sweep", experiment, "-o", other, *dry))
     assert not other.exists()
 
 
@@ -597,6 +604,19 @@ def test_roughly() -> None:
 
 def fake_result(config: RunConfig, accuracy: float) -> Result:
     return Result(config, [[accuracy]], [], 10.0, {}, "", {})
+
+
+def test_the_line_of_a_reference_names_its_dataset(capsys: pytest.CaptureFixture[str]) -> None:
+    configs = [resolve("er", dataset, seed=3) for dataset in ("cifar10", "cifar100")]
+    runs = [StreamRun(config) for config in (*configs, *(config.reference() for config in configs))]
+    board = CellTable([Cell("er", tuple(configs))], runs, [1.0] * 4, 4.0)
+    for run in runs[2:]:
+        board.on_event(run, fake_result(run.config, 0.5))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("   ")[0] for line in lines] == [
+        "[1/4] reference cifar10 seed 3",
+        "[2/4] reference cifar100 seed 3",
+    ]
 
 
 def test_the_live_table(monkeypatch: pytest.MonkeyPatch) -> None:

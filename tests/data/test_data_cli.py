@@ -93,11 +93,16 @@ def test_download(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     assert "2.0/2.0 MB" in printed.err
 
 
-def test_download_of_unknown_names(tmp_path: Path) -> None:
+def test_download_of_unknown_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(OcilError, match=r"Did you mean 'cifar100'\? Known: cifar10, cifar100"):
         call("download", "cifar1000", "--data-dir", tmp_path)
     with pytest.raises(OcilError, match="comes with ocil"):
         call("download", "fashion-mini", "--data-dir", tmp_path)
+    with pytest.raises(OcilError, match="has no download address"):
+        call("download", "mini_imagenet", "--data-dir", tmp_path)
+    with pytest.raises(OcilError, match="'mirror' is not an http or https address"):
+        call("download", "cifar10", "--data-dir", tmp_path, "--url", "mirror")
+    assert capsys.readouterr() == ("", "")  # no bar of a download that cannot begin
 
 
 @pytest.mark.parametrize("command", ["list", "import", "download", "check"])

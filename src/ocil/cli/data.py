@@ -136,6 +136,7 @@ def download(
 
     from ocil.data import CATALOG
     from ocil.data.catalog import find
+    from ocil.data.download import addresses_of
     from ocil.data.download import download as fetch_dataset
     from ocil.errors import OcilError, suggest
 
@@ -143,6 +144,7 @@ def download(
     if info is None:
         known = [entry.name for entry in CATALOG.values() if entry.urls]
         raise OcilError(f"there is no dataset '{name}' to download.{suggest(name, known)}")
+    addresses_of(info, url)  # what is refused is refused without a bar
     name_column, state = TextColumn("{task.description}"), (DownloadColumn(), TransferSpeedColumn())
     with console.bars(name_column, BarColumn(), *state, TimeRemainingColumn(), transient=False) as bar:
         task = bar.add_task(info.name, total=None)

@@ -76,12 +76,14 @@ class DryRun:
 
     def print(self) -> None:
         from ocil.experiments.estimate import roughly
+        from ocil.report.formatting import count
 
         columns = ("dataset", "row", "memory", "runs", "finished", "to run", "about")
         console.print_table(columns, self._rows(), self.experiment.title, lines="head")
         counts, to_run = self.plan.counts(self.plan.configs), self.plan.unfinished()
         console.print_line(
-            f"{len(self.experiment.cells)} cells, {counts['runs']} runs ({len(self.references)} of them references): "
+            f"{count(len(self.experiment.cells), 'cell')}, {count(counts['runs'], 'run')} "
+            f"({len(self.references)} of them references): "
             f"{counts['finished']} finished, {counts['begun']} begun, {counts['to_run']} to run."
         )
         if self.references:

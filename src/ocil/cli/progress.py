@@ -201,8 +201,8 @@ class CellTable(Display):
             self.parts.pop(key, None)
             self.stopped = self.stopped or isinstance(event, Interrupted)
         if not self.console.is_terminal:
-            name = f"{row.label} {row.data} seed {run.seed}".replace("  ", " ")
-            self.say(f"{name}   {_outcome(event)}   {self.time_left()}")
+            what = f"reference {short_name(run.dataset)}" if row is self.references else f"{row.label} {row.data}"
+            self.say(f"{what} seed {run.seed}   {_outcome(event)}   {self.time_left()}")
 
     @property
     def begun_now(self) -> set[RunKey]:

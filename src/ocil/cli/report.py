@@ -67,6 +67,8 @@ def report(
     """
     if not runs:
         raise OcilError("name the folders of the runs, for example: ocil report runs --out report")
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+
     from ocil.report import papers
     from ocil.report.collect import collect
     from ocil.report.comparison import concerned
@@ -86,7 +88,13 @@ def report(
         warnings += without
     for warning in warnings:
         console.warning(warning)
-    written = write(collection, out, more, compared, against, workers=cores(), pdf=pdf)
+    with console.bars(TextColumn("figures"), BarColumn(), MofNCompleteColumn()) as bar:
+        task = bar.add_task("figures", total=None)
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        written = write(collection, out, more, compared, against, workers=cores(), pdf=pdf, progress=progress)
     if as_json:
         content = {
             "page": str(written.page),

@@ -108,6 +108,8 @@ def compare(
     from ocil.report.style import save
     from ocil.report.table import markdown_table
 
+    if not as_json:
+        _print_table(found)  # first: a disk that is full by now takes neither picture nor file
     summaries = [cell.summary for cell in found]
     if boxes := save(accuracy_after_each_task(summaries), path):
         console.warning(boxes)
@@ -118,7 +120,6 @@ def compare(
         cells_json = [cell.to_json() for cell in found]
         console.print_json({"cells": cells_json, "figure": str(path), "table": str(table), "failed": failed})
     else:
-        _print_table(found)
         console.info(f"Picture: {path}")
         console.info(f"Table:   {table}")
         console.info(f"Runs:    {options.out}")

@@ -99,7 +99,8 @@ def sweep(
     _refuse_begun_elsewhere(experiment, out, dry_run)
     job = execution.job(out, data_dir)
     if plan.unfinished() and not os.access(place, os.W_OK | os.X_OK):
-        raise OcilError(f"cannot write to {out}: {place} is not yours to write to. Choose another place.")
+        why = "is on a read-only file system" if _is_read_only(place) else "is not yours to write to"
+        raise OcilError(f"cannot write to {out}: {place} {why}. Choose another place.")
     forecast = Forecast(plan, Estimator.of(job, datasets.sizes), datasets.sizes)
     if dry_run:
         features = plan.features(datasets)
@@ -122,6 +123,11 @@ def _refuse_begun_elsewhere(experiment: "Experiment", out: Path, only_warn: bool
         if not only_warn:
             raise
         console.info(str(error))
+
+
+def _is_read_only(folder: Path) -> bool:
+    """Whether the file system of a folder takes no writes, whoever asks. Unknown on Windows: then no."""
+    return hasattr(os, "statvfs") and bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
 def _other_datasets(experiment: "Experiment", missing: dict[str, str]) -> str:

@@ -44,12 +44,9 @@ def download(
 
     ``url`` replaces the addresses of ``info``.
     """
-    addresses = (url,) if url else info.urls
-    if not addresses or info.filename is None or info.size is None:
+    addresses = addresses_of(info, url)
+    if info.filename is None or info.size is None:
         raise OcilError(f"{info.title} has no download address. How to get it: {info.how}")
-    for address in addresses:
-        if not _is_web_address(address):
-            raise OcilError(f"'{address}' is not an http or https address.")
     for place in data_dirs(data_dir):
         if _is_ready(info, place):
             return place / f"{info.name}.npz"
@@ -60,6 +57,17 @@ def download(
         if not (archive.is_file() and _md5_matches(archive, info.md5)):
             fetch_from_any(addresses, archive, info.md5, info.size, progress or (lambda _done, _total: None))
         return import_dataset(info.name, archive, folder, expect=info)
+
+
+def addresses_of(info: DatasetInfo, url: str | None = None) -> tuple[str, ...]:
+    """The addresses to fetch a dataset from: ``url``, or those of ``info``. Raises if there is none to ask."""
+    addresses = (url,) if url is not None else info.urls
+    if not addresses or info.filename is None:
+        raise OcilError(f"{info.title} has no download address. How to get it: {info.how}")
+    for address in addresses:
+        if not _is_web_address(address):
+            raise OcilError(f"'{address}' is not an http or https address.")
+    return addresses
 
 
 def fetch_from_any(addresses: Sequence[str], target: Path, md5: str | None, size: int, progress: OnBytes) -> None:
@@ -103,7 +111,8 @@ def fetch(url: str, target: Path, md5: str | None, size: int, progress: OnBytes)
             time.sleep(BACKOFF_S[max(failures - 1, 0)])
     if not _md5_matches(part, md5):
         part.unlink()
-        raise OcilError(f"what {url} sent has the wrong md5 sum, so it was deleted. Run the same command again.")
+        again = "Run the same command again. If it says the same, give another address of the file: --url ADDRESS."
+        raise OcilError(f"what {url} sent has the wrong md5 sum, so it was deleted. {again}")
     part.replace(target)
 
 
@@ -199,6 +208,8 @@ def _gave_up(url: str, part: Path, error: BaseException) -> str:
     if size := part.stat().st_size:
         return f"{url}: {reason}. The first {size} bytes are kept; the same command resumes."
     part.unlink()
+    if not _worth_retrying(error):
+        return f"{url}: {reason}. Nothing was received; give another address of the file: --url ADDRESS."
     return f"{url}: {reason}. Nothing was received; check the connection and run the same command again."
 
 

@@ -44,7 +44,7 @@ class Prequential:
         the method's scorer does."""
         best, predicted = scorer_of(learner, self.classes)(x).max(1)
         # A learner that has met no class rules all of them out: it predicts nothing, not the first class.
-        right = (predicted == y) & (best > NOT_MET)
+        right = (predicted == y) & (best != NOT_MET) & (best > -torch.inf)
         self.correct.index_add_(0, self.window, right.sum()[None])
 
     def state(self) -> dict[str, Tensor]:

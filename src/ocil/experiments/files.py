@@ -19,7 +19,7 @@ whole file go to the methods that have them: a memory does not concern fine-tuni
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
@@ -32,6 +32,8 @@ from ocil.experiments.named import find_file, shipped
 from ocil.files import read_toml
 from ocil.limits import whole
 from ocil.methods import MethodInfo, method
+from ocil.networks.registry import REDUCED
+from ocil.networks.spec import Spec
 from ocil.rng import MAX_SEED
 from ocil.runs.config import DatasetFacts, RunConfig, concerns, memory_settings, resolve
 from ocil.runs.settings import refuse_unknown
@@ -41,6 +43,7 @@ from ocil.streams.kinds import settings_of_others
 MAX_SEEDS = 10_000
 KEYS = {"title", "about", "paper", "seeds", "first_seed", "settings", "cells"}  # of a file
 NAMES = ("method", "dataset", "label")  # keys of a cell that are not settings
+ABOVE = {"seeds": "seeds = 3", "first_seed": "first_seed = 10", "seed": "first_seed = 10"}  # how to give seeds
 SEEDS = 3  # if neither a file nor the user says how many
 PLACEHOLDER = r"\{(\w+)\}"  # of a setting's value, in a label
 COLUMNS = ("dataset", "memory")  # a cell is known by these and by its label, which names all other axes
@@ -240,12 +243,15 @@ class _Expansion:
         info = method(name)
         has = settings_of(info)
         self.known |= has
+        _refuse_seeds(own - has)
         refuse_unknown(info.name, sorted(own & set(point)), has)
         idle = set() if info.offline else _settings_of_other_kinds(point)
         if "boundary" not in varied:
             idle -= own  # given for this kind alone: a mistake, which is refused
         mine = {key: value for key, value in point.items() if key in has and key not in idle}
         concerned = {key: value for key, value in mine.items() if meant_for(info, key, key in own)}
+        if "width" in concerned.keys() - own and not _has_width(info, concerned, dataset):
+            del concerned["width"]
         self.unused -= set(concerned)
         config = resolve(info.name, dataset.name, settings=concerned, **dataset.facts)
         if dataset.fingerprint:
@@ -254,11 +260,18 @@ class _Expansion:
 
     def refuse_unused(self, path: Path) -> None:
         """Raise if a setting for all cells belongs to no method: it is misspelt."""
+        _refuse_seeds(set(self.shared) - self.known, f"{path}, settings: ")
         for key in sorted(self.unused - self.known):
             where = "--set" if key in self.given else f"{path}, settings"
             raise OcilError(f"{where}: unknown setting '{key}'.{suggest(key, self.known)}")
         for key in sorted(self.unused & set(self.given)):
             raise OcilError(f"--set {key}: it concerns no cell of {path}.")
+
+
+def _refuse_seeds(names: Set[str], where: str = "") -> None:
+    """Raise if seeds are among the names of settings: they are keys of a file."""
+    for key in sorted(names & ABOVE.keys()):
+        raise OcilError(f"{where}{key} is for the whole file: write {ABOVE[key]} above [settings] and [[cells]].")
 
 
 def settings_of(info: MethodInfo) -> set[str]:
@@ -270,6 +283,13 @@ def _settings_of_other_kinds(point: Mapping[str, Any]) -> set[str]:
     """The settings that do nothing in a cell with streams of this kind."""
     given = point.get("boundary", StreamConfig.boundary)
     return {name for kind in KINDS if kind == given for name in settings_of_others(kind)}  # an unknown one is refused
+
+
+def _has_width(info: MethodInfo, settings: Mapping[str, Any], dataset: KnownDataset) -> bool:
+    """Whether the network of a cell is the one whose width is a setting. A dataset of vectors has another one."""
+    others = {key: value for key, value in settings.items() if key != "width"}
+    network = resolve(info.name, dataset.name, settings=others, **dataset.facts).learner.network
+    return Spec.parse(network, "network").name == REDUCED
 
 
 def meant_for(info: MethodInfo, key: str, own: bool = False) -> bool:

@@ -73,7 +73,7 @@ class SGD:
         New rows have no momentum.
         """
         for number, value in former.velocity.items():
-            self.velocity[number] = with_rows(value, len(self.parameters[number]))
+            self.velocity[number] = with_rows(value, len(self.parameters[number])) if value.ndim else value
 
     def state(self) -> dict[str, Tensor]:
         return {f"{number}.momentum_buffer": value for number, value in self.velocity.items()}

@@ -101,6 +101,7 @@ class Learner(GrowsByClass, Capturable):
         self.device = torch.device(device)
         self.rng = Rng(seed, self.device)
         self.network = self.make_network(derive(seed, "init"))
+        self.check_network(config, self.network, problem.input_shape)
         self.memory = Memory(config.memory, problem.input_shape, self.rng["memory"], problem.dtype)
         self.average = None
         self.optimizer = self.make_optimizer()
@@ -146,6 +147,12 @@ class Learner(GrowsByClass, Capturable):
             raise OcilError(f"average = {config.average} does not suit {cls.__name__}: {cls.no_average}.")
         if config.test_flip and vectors:
             raise OcilError("test_flip = true needs images, and these inputs are vectors: leave it out.")
+
+    @classmethod
+    def check_network(cls, config: Any, network: networks.Network, input_shape: networks.InputShape) -> None:
+        """Raise an ``OcilError`` if the method cannot learn with this network, or from inputs of this shape. A run asks
+        before it begins, with a network that has one class: to look at.
+        """
 
     @classmethod
     def passes(cls, config: Any, batch_size: int, classes: int) -> list[Pass]:

@@ -95,9 +95,13 @@ class GrowsByClass(nn.Module):
         self._met_numbers = set(met.nonzero().flatten().tolist())
 
     def masked(self, scores: Tensor) -> Tensor:
-        """Scores ``[B, C]`` in which a class not met is never the largest. A growing head does this itself."""
+        """Scores ``[B, C]`` in which a class not met is never the largest: it has the score ``NOT_MET``, or minus
+        infinity beside a class that scores less than that, as distances between long vectors do."""
         known = self.predictable()
-        return scores if known is None else scores.masked_fill(~known, networks.NOT_MET)
+        if known is None:
+            return scores
+        lowest = scores.masked_fill(~known | (scores == -torch.inf), torch.inf).amin(1, keepdim=True)
+        return torch.where(known, scores, torch.where(lowest > networks.NOT_MET, networks.NOT_MET, -torch.inf))
 
     def predictable(self) -> Tensor | None:
         """The classes that may be predicted, ``[C]``; None: all. A method that teaches its head nothing about classes

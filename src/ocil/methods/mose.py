@@ -84,8 +84,6 @@ class MOSE(Learner):
     def __init__(self, config: MOSEConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
         super().__init__(config, problem, seed, device)
         channels = self.network.stage_channels
-        if len(channels) < 2:
-            raise OcilError(f"mose needs a network that shows its stages, as resnet18 does, not {config.network}.")
         self.random_views = config.random_views()
         self.standard = Standardise(
             image_shape(problem.input_shape)[2], self.device, config.normalise and not self.network.normalises
@@ -114,6 +112,11 @@ class MOSE(Learner):
         self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.old_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.old_count = 0  # classes seen in earlier tasks, on the host
+
+    @classmethod
+    def check_network(cls, config: MOSEConfig, network: networks.Network, input_shape: networks.InputShape) -> None:
+        if len(network.stage_channels) < 2:
+            raise OcilError(f"mose needs a network that shows its stages, as resnet18 does, not {config.network}.")
 
     @classmethod
     def passes(cls, config: MOSEConfig, batch_size: int, classes: int) -> list[Pass]:

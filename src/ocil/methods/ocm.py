@@ -18,7 +18,7 @@ from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.passes import ExtraState, Pass, replayed, size_with_head
 from ocil.methods.recorded_losses import total
-from ocil.networks import Network, image_shape, to_float
+from ocil.networks import InputShape, Network, image_shape, to_float
 from ocil.rng import derive
 
 VARIANTS = 16
@@ -72,10 +72,8 @@ class OCM(Learner):
         return "it turns halves of images"
 
     def __init__(self, config: OCMConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu") -> None:
-        height, width, channels = image_shape(problem.input_shape)
-        if height != width:
-            raise OcilError(f"ocm turns images by 90 degrees and so needs square ones, not {height}x{width}.")
         super().__init__(config, problem, seed, device)
+        channels = image_shape(problem.input_shape)[2]
         self.random_views = config.random_views()
         self.channels = self.network.channels
         self.slice = min(config.projection, self.channels)
@@ -88,6 +86,12 @@ class OCM(Learner):
         self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.old_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.standard = Standardise(channels, self.device, config.normalise and not self.network.normalises)
+
+    @classmethod
+    def check_network(cls, config: OCMConfig, network: Network, input_shape: InputShape) -> None:
+        height, width, _ = image_shape(input_shape)
+        if height != width:
+            raise OcilError(f"ocm turns images by 90 degrees and so needs square ones, not {height}x{width}.")
 
     @classmethod
     def extra_state(cls, config: OCMConfig, problem: Problem, network: networks.Network) -> ExtraState:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ocil.report.cells import MeasuredCell, MeasuredColumn
 from ocil.report.formatting import range_note
-from ocil.report.rendering import render_all
+from ocil.report.rendering import OnFigure, ignore, render_all
 from ocil.report.style import shared_looks
 
 CROWD = 8  # with more lines than this, a method is shown with its own settings, and with the review trick only
@@ -72,9 +72,9 @@ def with_looks(sketches: Sequence[Sketch], order: Iterable[str]) -> list[Sketch]
     return [given(sketch) for sketch in sketches]
 
 
-def draw(sketches: Sequence[Sketch], workers: int = 1) -> list[Drawing]:
+def draw(sketches: Sequence[Sketch], workers: int = 1, progress: OnFigure = ignore) -> list[Drawing]:
     """Render figures, many of them in up to so many processes."""
-    svgs = render_all([(sketch.paint, sketch.args) for sketch in sketches], workers)
+    svgs = render_all([(sketch.paint, sketch.args) for sketch in sketches], workers, progress)
     return [
         Drawing(sketch.name, sketch.title, sketch.caption, svg, sketch.paint, sketch.args, sketch.column)
         for sketch, svg in zip(sketches, svgs, strict=True)

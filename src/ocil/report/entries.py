@@ -135,10 +135,16 @@ def _shared(cells: Sequence[MeasuredCell]) -> str:
 
 
 def _differing(cells: Sequence[MeasuredCell]) -> set[str]:
-    """The changed settings that do not have one value in all cells. A method without such a setting does not count."""
+    """The changed settings that do not have one value in all cells. A method without such a setting does not count.
+
+    ``code``, which is no setting of a method, tells a former plugin file from the present one, which has none.
+    """
     found = set()
     for name in {name for cell in cells for name in cell.learner_settings}:
-        values = [getattr(cell.config.learner, name) for cell in cells if hasattr(cell.config.learner, name)]
+        if name == "code":
+            values = [cell.learner_settings.get(name) for cell in cells]
+        else:
+            values = [getattr(cell.config.learner, name) for cell in cells if hasattr(cell.config.learner, name)]
         if any(value != values[0] for value in values):
             found.add(name)
     return found

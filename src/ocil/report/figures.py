@@ -27,6 +27,7 @@ from ocil.report.drawings import (
 )
 from ocil.report.papers import Paper
 from ocil.report.record_figures import sketches_of_records
+from ocil.report.rendering import OnFigure, ignore
 from ocil.report.standings import Standings
 from ocil.report.style import render
 from ocil.text import escaped
@@ -42,7 +43,9 @@ def _rendered_once(paint: Callable[[], Any]) -> str:
     return render(paint)
 
 
-def draw_all(collection: Collection, standings: Standings, paper: Paper, workers: int = 1) -> list[Drawing]:
+def draw_all(
+    collection: Collection, standings: Standings, paper: Paper, workers: int = 1, progress: OnFigure = ignore
+) -> list[Drawing]:
     """Every figure there are numbers for. Many are drawn in up to ``workers`` processes."""
     columns = [(column, cells) for column in standings.entries.columns if (cells := standings.entries.at(column))]
     largest = sorted((column for column, _ in columns), key=lambda column: -len(standings.entries.at(column)))[
@@ -57,7 +60,7 @@ def draw_all(collection: Collection, standings: Standings, paper: Paper, workers
         of_columns += _bias(column, few, paper, bounds)
     others = [*_times(collection), *_memory_batch(collection), *_differences(collection, paper)]
     best_first = sorted(standings.ordered, key=lambda entry: entry.bound)
-    found = draw(with_looks([*of_columns, *others], [entry.name for entry in best_first]), workers)
+    found = draw(with_looks([*of_columns, *others], [entry.name for entry in best_first]), workers, progress)
     found[len(of_columns) : len(of_columns)] = [_formula(name) for name in paper.formulas]
     taken: set[str] = set()
     for number, drawing in enumerate(found):

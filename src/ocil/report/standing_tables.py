@@ -25,7 +25,7 @@ NO_SHARED_SEED = "no shared seed"
 LONGEST = 16  # characters of a name in a heading
 RECORD = (
     *("dataset", "stream", "memory", "method", "seeds", "mean", "interval", "against", "difference"),
-    *("difference_interval", "shared_seeds", "images_per_batch", "wall_seconds", "device"),
+    *("difference_interval", "shared_seeds", "images_per_batch", "wall_seconds", "device", "column_memory"),
 )
 
 
@@ -61,10 +61,20 @@ def _caption(standings: Standings) -> str:
     numbers = [number for found in standings.numbers.values() for number in found.values()]
     ranges = range_note(value for number in numbers for value in (number.value, number.difference))
     shared = f" For all methods: {standings.entries.shared}." if standings.entries.shared else ""
-    return (
-        f"{title[:1].upper()}{title[1:]}, mean over seeds ± half of the 95 % interval.{ranges} Differences are to "
-        f"{reference_text(standings)}, over the seeds that both have, in {unit}.{shared}"
-    )
+    to = f" Differences are to {reference_text(standings)}, over the seeds that both have, in {unit}."
+    to += _without_reference(standings, standings.entries.columns)
+    without = not standings.chosen and all(number.difference is None for number in numbers)
+    text = f"{title[:1].upper()}{title[1:]}, mean over seeds ± half of the 95 % interval.{ranges}"
+    return f"{text}{'' if without else to}{shared}"
+
+
+def _without_reference(standings: Standings, columns: Sequence[MeasuredColumn]) -> str:
+    """A sentence that names the columns in which the reference that the user chose has no number; empty if none."""
+    if not standings.chosen:
+        return ""
+    name = standings.entries.named(standings.chosen).name
+    missing = [column for column in columns if column not in standings.by_seed[name]]
+    return f" {name} was not run on {_columns_text(missing)}: no differences there." if missing else ""
 
 
 def reference_text(standings: Standings) -> str:
@@ -172,7 +182,9 @@ def standings_table(standings: Standings) -> Table:
     if any(standing.missing for standing in known.values()):
         columns.append((Column("not run on"), lambda entry: _columns_text(known[entry.name].missing)))
     rest = len(standings.entries.ranked) - len(shown)
-    more = f" {count(rest, 'row')} with less than half of these columns: see all methods." if rest else ""
+    are = "is" if rest == 1 else "are"
+    left_out = f" {count(rest, 'row')} with less than half of these columns {are} in the tables of all methods."
+    more = left_out if rest else ""
     return replace(Table.of(shown, *columns), note=ranking_text(standings) + more)
 
 
@@ -245,7 +257,7 @@ def ranking_text(standings: Standings) -> str:
     text = f"Ranks are among the {complete} methods that were run on all of: {_columns_text(over)}."
     if rest := len(columns) - len(over):
         text += f" {count(rest, 'column')} with fewer of them {'is' if rest == 1 else 'are'} left out."
-    return text + _numbers_of_seeds(standings) + to
+    return text + _numbers_of_seeds(standings) + to + _without_reference(standings, over)
 
 
 def _numbers_of_seeds(standings: Standings) -> str:
@@ -347,6 +359,7 @@ def _records(standings: Standings) -> Iterable[dict[str, Any]]:
                 "images_per_batch": "" if images is None else f"{images:.6g}",
                 "wall_seconds": f"{cell.summary.wall_seconds.mean:.3f}",
                 "device": cell.devices,
+                "column_memory": column.memory,
             }
 
 

@@ -264,13 +264,17 @@ def latex_table(table: Table, document: Document) -> str:
 def _latex_caption(table: Table, document: Document, published: bool) -> str:
     """``published``: whether there are published values to compare with."""
     kinds = {column.kind for column in table.columns}
-    paired = any(value.paired for row in table.rows for value in row.values)
+    values = [value for row in table.rows for value in row.values]
+    ranked = "paired" in kinds and any(value.rank for value in values)
+    said = not document.legend  # then the document's caption says what is bold
+    paired = any(value.paired for value in values)
     words = [
         f"{latex_text(document.title)}. {latex_text(table.title)}.",
         latex_text(document.caption),
         latex_text(table.note),
         "Best in bold, second underlined; --: not measured." if "compared" in kinds else "",
-        "Best in bold, second underlined; in brackets, with a sign: the paired difference." if paired else "",
+        "Best in bold, second underlined." if ranked and not said else "",
+        "In brackets, with a sign: the paired difference." if paired else "",
         r"$^{*}$: the intervals do not overlap." if published else "",
     ]
     return " ".join(filter(None, words))

@@ -15,7 +15,7 @@ from ocil.report.figures import draw_all
 from ocil.report.measure_tables import measures_document
 from ocil.report.page import page
 from ocil.report.papers import Paper, load
-from ocil.report.rendering import render_all_as_pdf
+from ocil.report.rendering import OnFigure, ignore, render_all_as_pdf
 from ocil.report.result_tables import cells_document, compared_document
 from ocil.report.standing_tables import methods_document, standings_document
 from ocil.report.standings import Standings
@@ -40,6 +40,7 @@ def write(
     against: str = "",
     workers: int = 1,
     pdf: bool = False,
+    progress: OnFigure = ignore,
 ) -> Written:
     """Write the report into the folder ``out``; the page comes last.
 
@@ -47,13 +48,14 @@ def write(
     compare with; by default those of the AFS paper, if some of the results belong to them. ``against`` names the method
     that the others are compared with, by default the one with the best mean rank. Many figures are drawn in up to
     ``workers`` processes, which a script may ask for below ``if __name__ == "__main__":`` only. With ``pdf`` each
-    figure is also written as a PDF file, which LaTeX can include.
+    figure is also written as a PDF file, which LaTeX can include. ``progress`` is told how many figures are drawn, and
+    of how many; then the same of the PDF files.
     """
     out, paper = Path(out), concerned(load(), collection) if paper is None else paper
     found = entries(collection.cells)
     standings = Standings(found, chosen=found.named(against).name if against else "")
     compared = [(table, compared_document(table)) for table in compared_tables(collection, paper)]
-    drawings = [*draw_all(collection, standings, paper, workers), *more]
+    drawings = [*draw_all(collection, standings, paper, workers, progress), *more]
     own = [methods_document(standings)] if found.all else []
     own += [measured] if (measured := measures_document(standings)) else []
     documents = [standings_document(standings)] if found.all else []
@@ -63,7 +65,7 @@ def write(
     tables = {out / "tables" / name: text.encode() for name, text in texts.items()}
     figures = {out / "figures" / f"{drawing.name}.svg": drawing.svg.encode() for drawing in drawings}
     if pdf:
-        files = render_all_as_pdf([(drawing.paint, drawing.args) for drawing in drawings], workers)
+        files = render_all_as_pdf([(drawing.paint, drawing.args) for drawing in drawings], workers, progress)
         named = zip(drawings, files, strict=True)
         figures |= {out / "figures" / f"{drawing.name}.pdf": file for drawing, file in named}
     index = out / "index.html"

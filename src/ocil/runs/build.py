@@ -235,7 +235,8 @@ def _check_reviews(config: LearnerConfig, batches: int) -> None:
 
 
 def _check_network(config: RunConfig, dataset: str, input_shape: InputShape, smallest: int) -> None:
-    """Raise if the network draws random numbers of its own, or cannot learn from the smallest batch of the run.
+    """Raise if the network draws random numbers of its own, does not suit the method, or cannot learn from the smallest
+    batch of the run.
 
     ``smallest``: samples of the smallest batch of the stream.
     """
@@ -244,6 +245,7 @@ def _check_network(config: RunConfig, dataset: str, input_shape: InputShape, sma
         smallest = min(smallest, learner.memory_batch)
     network = network_of(learner, input_shape)
     refuse_random_numbers(network, learner.network, input_shape)
+    config.learner_class.check_network(learner, network, input_shape)
     if smallest < network.smallest_batch:
         raise OcilError(
             f"a batch of one image of {dataset} has no batch statistics: its images are too small. "

@@ -164,6 +164,7 @@ def load(name: str = DEFAULT) -> Paper:
     return _Reader(Path(name)).paper()
 
 
+KINDS = f" A paper is auto, none, {DEFAULT} or a TOML file."
 FIRST_MEASURES = [measure for measure in LONGTAIL_MEASURES if measure not in LATER]
 """What the numbers of a long-tailed row are, if a file does not say: measures that came later change no older file."""
 KEYS: dict[str, dict[str, Any]] = {
@@ -187,7 +188,7 @@ class _Reader:
         self.path = path
 
     def paper(self) -> Paper:
-        content = self._fields(read_toml(self.path), KEYS["file"], "the file")
+        content = self._fields(read_toml(self.path, lambda: KINDS), KEYS["file"], "the file")
         tables = tuple(self._table(table, place) for table, place in self._each(content["tables"], "tables"))
         names = [table.name for table in tables]
         if len(set(names)) < len(names) or sum(table.all_methods for table in tables) > 1:
