@@ -252,3 +252,9 @@ def test_names_of_a_paper_are_no_formulas(example: Path) -> None:
     line = csv(longtail.document([], papers.load(str(example))).records).splitlines()[1]
     assert line.startswith("published,'=1+1,")
     assert ",'@SUM(1)," in line
+
+
+def test_a_paper_that_is_none(tmp_path: Path) -> None:
+    said = r"afsx: No such file or directory\. A paper is auto, none, afs or a TOML file\.$"
+    with pytest.raises(OcilError, match=said):
+        papers.load(str(tmp_path / "afsx"))

@@ -20,6 +20,7 @@ from ocil.longtail.metrics import LATER
 from ocil.longtail.metrics import MEASURES as LONGTAIL_MEASURES
 
 DEFAULT = "afs"
+WHAT_IS_ONE = f" A paper is auto, none, {DEFAULT} or a TOML file."
 ACCURACY = "average_accuracy"
 MEASURE_HEADINGS = {
     ACCURACY: "accuracy",
@@ -187,7 +188,7 @@ class _Reader:
         self.path = path
 
     def paper(self) -> Paper:
-        content = self._fields(read_toml(self.path), KEYS["file"], "the file")
+        content = self._fields(read_toml(self.path, lambda: WHAT_IS_ONE), KEYS["file"], "the file")
         tables = tuple(self._table(table, place) for table, place in self._each(content["tables"], "tables"))
         names = [table.name for table in tables]
         if len(set(names)) < len(names) or sum(table.all_methods for table in tables) > 1:
