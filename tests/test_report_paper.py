@@ -255,5 +255,6 @@ def test_names_of_a_paper_are_no_formulas(example: Path) -> None:
 
 
 def test_a_paper_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(OcilError, match=r"afsx: No such file .* A paper is auto, none, afs or a TOML file\.$"):
+    said = r"afsx: No such file or directory\. A paper is auto, none, afs or a TOML file\.$"
+    with pytest.raises(OcilError, match=said):
         papers.load(str(tmp_path / "afsx"))

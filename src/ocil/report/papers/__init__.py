@@ -20,6 +20,7 @@ from ocil.longtail.metrics import LATER
 from ocil.longtail.metrics import MEASURES as LONGTAIL_MEASURES
 
 DEFAULT = "afs"
+WHAT_IS_ONE = f" A paper is auto, none, {DEFAULT} or a TOML file."
 ACCURACY = "average_accuracy"
 MEASURE_HEADINGS = {
     ACCURACY: "accuracy",
@@ -164,7 +165,6 @@ def load(name: str = DEFAULT) -> Paper:
     return _Reader(Path(name)).paper()
 
 
-KINDS = f" A paper is auto, none, {DEFAULT} or a TOML file."
 FIRST_MEASURES = [measure for measure in LONGTAIL_MEASURES if measure not in LATER]
 """What the numbers of a long-tailed row are, if a file does not say: measures that came later change no older file."""
 KEYS: dict[str, dict[str, Any]] = {
@@ -188,7 +188,7 @@ class _Reader:
         self.path = path
 
     def paper(self) -> Paper:
-        content = self._fields(read_toml(self.path, lambda: KINDS), KEYS["file"], "the file")
+        content = self._fields(read_toml(self.path, lambda: WHAT_IS_ONE), KEYS["file"], "the file")
         tables = tuple(self._table(table, place) for table, place in self._each(content["tables"], "tables"))
         names = [table.name for table in tables]
         if len(set(names)) < len(names) or sum(table.all_methods for table in tables) > 1:
