@@ -259,8 +259,7 @@ def quick_workers(worker_source: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that are not about the start of workers: to load PyTorch or Matplotlib takes each of them a second
     or two.
     """
-    for module in ("ocil.engines.pool", "ocil.report.rendering"):
-        monkeypatch.setattr(f"{module}.START_METHOD", "forkserver")
+    monkeypatch.setattr("ocil.processes.START_METHOD", "forkserver")
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,10 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+START_METHOD: Final = "spawn"
+"""Of workers. A copy of this process could stop at a lock of another thread, and cannot use CUDA."""
 
 
 @contextmanager

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
-from ocil import plugins
+from ocil import plugins, processes
 from ocil.data.samples import HELD_OUT
 from ocil.engines.job import Event, Job, Observer, Outcome, Outcomes, RunQueue, not_started, without_locals
 from ocil.errors import OcilError, UnknownNameError
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     DriverConnection = Connection[Event, Run | None]
     """Of a worker, to the process that started it."""
 
-START_METHOD: Final = "spawn"  # a copy of this process could stop at a lock of another thread, and cannot use CUDA
 STARTS_RUNS_ITSELF = 79
 """The exit code of a worker that was asked for runs by the script that it imports."""
 MAIN = 'if __name__ == "__main__":'
@@ -82,7 +81,7 @@ class WorkerPool(RunQueue):
         end_if_starting()
         super().__init__(runs, observer)
         self.job, self.workers = job, workers
-        self.context = multiprocessing.get_context(START_METHOD)
+        self.context = multiprocessing.get_context(processes.START_METHOD)
         self.stop = self.context.Event()
         self.busy: dict[WorkerConnection, tuple[SpawnProcess, Run]] = {}  # the process behind it, and its run
         self.heard: set[WorkerConnection] = set()  # connections of workers that have sent something

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
+from ocil import processes
 from ocil.processes import end_with_parent, signals_blocked
 from ocil.report.style import render, render_pdf
 
-START_METHOD: Final = "spawn"  # a copy of this process could stop at a lock of another thread
 FIGURES_PER_WORKER = 24  # at least: a worker starts in the time of about six figures
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def _counted(figures: Iterable[T], total: int, progress: OnFigure) -> list[T]:
 
 
 def _in_workers(draw: Callable[..., T], paints: Sequence[Paint], workers: int, progress: OnFigure) -> list[T]:
-    context = multiprocessing.get_context(START_METHOD)
+    context = multiprocessing.get_context(processes.START_METHOD)
     with ProcessPoolExecutor(workers, context, initializer=_begin) as pool:
         try:
             with signals_blocked(signal.SIGINT):
