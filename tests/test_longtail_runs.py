@@ -919,3 +919,8 @@ def test_graphs_on_a_gpu_give_the_bits_of_plain_steps(made: Path, tmp_path: Path
         assert isinstance(outcome, LongTailResult), outcome
         written = run(replace(chosen, capture=False), tmp_path / "written", device=device)
         assert (outcome.digest, outcome.measures) == (written.digest, written.measures)
+
+
+def test_a_root_that_is_no_folder() -> None:
+    with pytest.raises(OcilError, match=r"^root = None must be the path of a folder\.$"):
+        runs.run(resolve("oltr", "cifar100"), None)  # type: ignore[arg-type]

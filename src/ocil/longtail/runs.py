@@ -15,6 +15,7 @@ from torch import Tensor
 from ocil import tensorfile
 from ocil.devices import pick_device
 from ocil.errors import OcilError
+from ocil.files import folder_path
 from ocil.longtail import metrics
 from ocil.longtail.config import LongTailConfig, Stage1Config
 from ocil.longtail.data import LongTailDeviceData, LongTailed, load
@@ -131,11 +132,11 @@ def run(
 ) -> LongTailResult:
     """Run a configuration in its folder under ``root``, after its stage 1 if that is not finished. Raises
     ``InUseError`` if another process works on either."""
-    this = LongTailRun(config)
-    if (found := this.result(Path(root))) is not None:
+    this, root = LongTailRun(config), folder_path("root", root)
+    if (found := this.result(root)) is not None:
         return found
     device = pick_device(device)
-    workspace = Workspace(Path(root), device, data_dir, threads)
+    workspace = Workspace(root, device, data_dir, threads)
     # A step cannot be recorded on the default stream.
     with torch.cuda.stream(torch.cuda.Stream(device) if device.type == "cuda" else None):
         return cast("LongTailResult", perform(this, workspace, on_progress, should_stop))
