@@ -45,8 +45,7 @@ def download(
     ``url`` replaces the addresses of ``info``.
     """
     addresses = addresses_of(info, url)
-    if info.filename is None or info.size is None:
-        raise OcilError(f"{info.title} has no download address. How to get it: {info.how}")
+    assert info.filename is not None and info.size is not None  # noqa: S101, PT018
     for place in data_dirs(data_dir):
         if _is_ready(info, place):
             return place / f"{info.name}.npz"
@@ -62,7 +61,7 @@ def download(
 def addresses_of(info: DatasetInfo, url: str | None = None) -> tuple[str, ...]:
     """The addresses to fetch a dataset from: ``url``, or those of ``info``. Raises if there is none to ask."""
     addresses = (url,) if url is not None else info.urls
-    if not addresses or info.filename is None:
+    if not addresses or info.filename is None or info.size is None:
         raise OcilError(f"{info.title} has no download address. How to get it: {info.how}")
     for address in addresses:
         if not _is_web_address(address):
