@@ -13,6 +13,7 @@ from ocil.limits import whole
 
 USUAL = 6  # one in six of each class is held out
 MOST_SEED = 2**32 - 1
+"""The largest that a RandomState of NumPy takes."""
 
 
 def hold_out(labels: ArrayLike, classes: Sequence[str], share: float | None = None, seed: int = 0) -> NDArray[np.bool_]:

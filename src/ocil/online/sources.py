@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ocil.data.label_file import LabelledFile, read_label_file
 from ocil.data.layouts import list_images, other_pictures, training_folder
+from ocil.data.split import MOST_SEED
 from ocil.errors import OcilError
 from ocil.online.arrays import ArrayRows, Names, Rows, is_array_file, open_labels, open_rows
 from ocil.online.formats import InputFormat
@@ -205,8 +206,8 @@ def class_after_class(labels: Sequence[ClassLabel]) -> bool:
 
 
 def random_order(count: int, seed: int) -> NDArray[np.int64]:
-    if not 0 <= seed < 2**32:
-        raise OcilError(f"the seed {seed} of the random order must be from 0 to {2**32 - 1}.")
+    if not 0 <= seed <= MOST_SEED:
+        raise OcilError(f"the seed {seed} of the random order must be from 0 to {MOST_SEED}.")
     return np.random.RandomState(seed).permutation(count)  # the same in every version of numpy
 
 
