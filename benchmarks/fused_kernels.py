@@ -259,7 +259,7 @@ def pass_times(name: str, work, precision: str, batch: int, detail: bool = False
                 torch.cuda.synchronize()
                 times.append((time.perf_counter() - started) / 20 / count * 1e3)
             row[f"ms_{count}"] = round(statistics.median(times), 4)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
             graphs[0][0].replay()
             torch.cuda.synchronize()
         events = sorted(profile.events(), key=lambda e: e.time_range.start)

@@ -39,7 +39,7 @@ def profile(method: str, precision: str, device: torch.device) -> str:
         for number in range(600):
             stepper.learn(number)
         torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as found:
             for number in range(600, 605):
                 stepper.learn(number)
             torch.cuda.synchronize()

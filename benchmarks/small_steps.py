@@ -152,7 +152,7 @@ def kernels_of(work: Work, device: torch.device) -> int | None:
     if device.type != "cuda":
         return None
     try:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as found:
             work()
             torch.cuda.synchronize()
         return sum("CUDA" in str(event.device_type) for event in found.events()) or None

@@ -303,6 +303,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
     would spend most of its time on loading PyTorch."""
 
     def run(name: str, *words: object, code: int = 0) -> str:
+        import torch
+
         import ocil.kernels.convolution
         from ocil.threads import set_threads
 
@@ -311,7 +313,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         with monkeypatch.context() as patch, redirect_stdout(said), redirect_stderr(said):
             patch.setattr(ocil.kernels.convolution, "SLOW_BACKWARD", ocil.kernels.convolution.SLOW_BACKWARD)
-            patch.setenv("TRITON_INTERPRET", "1")  # as in the tests of the kernels
+            if not torch.cuda.is_available():  # as in the tests of the kernels
+                patch.setenv("TRITON_INTERPRET", "1")
             patch.setattr(sys, "argv", [str(path), *map(str, words)])
             patch.syspath_prepend(path.parent)
             patch.chdir(tmp_path)

@@ -1,7 +1,6 @@
 """The scripts in benchmarks/ and tools/ run, in their smallest form."""
 
 import gzip
-import importlib
 import json
 import os
 import re
@@ -9,11 +8,8 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +20,11 @@ from PIL import Image
 
 from ocil.data import Dataset, load
 from ocil.engines.job import Observer, Outcomes, not_started
-from ocil.errors import OcilError
 from ocil.experiments.estimate import MILLISECONDS
 from ocil.experiments.files import read
 from ocil.report.collect import collect
 from ocil.runs.config import resolve
 from tests.conftest import Script
-from tests.data.tiny_sources import tiny_dataset
 from tests.forking import Forked
 
 ROOT = Path(__file__).parents[1]
@@ -154,6 +148,7 @@ def test_steps(script: Script, tmp_path: Path) -> None:
 @pytest.mark.gpu(optional=True)
 def test_the_time_of_a_cell(fork_python: Fork, tiny_npz: Path, tmp_path: Path) -> None:
     """In a process of its own: the script wraps functions of the package."""
+    pytest.importorskip("cyclopts", reason="cyclopts is not installed: the script times a command")
     cell = ("afs", "--dataset", tiny_npz, "--seeds", 2, "--no-reference")
     words = ("--json", tmp_path / "out.json", "--limit", 600, *cell, "--set", *SMALL)
     _, said = (process := fork_python(ROOT / "benchmarks/cell_time.py", *words)).communicate(timeout=600)
@@ -331,80 +326,6 @@ def test_cells_that_need_more_seeds_become_an_experiment(script: Script, tmp_pat
     script("benchmarks/wide_rows", ".", "--only", "dataset=cifar10 method=afs memory=200", *options[2:])
     (cell,) = read(tmp_path / "more.toml").cells
     assert [config.seed for config in cell.configs] == [1]
-
-
-def test_what_remains_to_be_measured(script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU tests first, then what has the GPU to itself; what fails, or whose data does not come, is named."""
-    listed = script("benchmarks/remaining", "out", "--list", "--wide", "wide.toml").splitlines()
-    assert [line.split()[0] for line in listed] == [
-        "tests",
-        "times",
-        "longtail-cifar100",
-        "longtail-mini_imagenet",
-        "wide",
-    ]
-    assert "test_kernels.py" in listed[0]
-    started: list[list[str]] = []
-
-    class Process:
-        def __init__(self, words: list[str], **_: Any) -> None:
-            started.append(words)
-            self.code = int("pytest" in words)
-
-        def poll(self) -> int:
-            return self.code
-
-        def wait(self, _: float) -> int:
-            return self.code
-
-    monkeypatch.setattr(subprocess, "Popen", Process)
-    sleep = time.sleep
-    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(0.01))
-    cifar10, cifar100 = (replace(tiny_dataset(), name=name) for name in ("cifar10", "cifar100"))
-    loaded: dict[str, list[Dataset | None]] = {"cifar100": [None, cifar100], "cifar10": [cifar10]}  # None: on its way
-
-    def load_dataset(name: str, folder: Path | None) -> Dataset:
-        found = loaded.get(name, [None])
-        if (dataset := found.pop(0) if len(found) > 1 else found[0]) is None:
-            raise OcilError("not there")
-        return dataset
-
-    monkeypatch.setattr("ocil.data.load", load_dataset)
-    said = script("benchmarks/remaining", "out", "--limit", 1, "--wide", "wide.toml", "--data-dir", "data", code=1)
-    assert [Path(words[1]).stem for words in started[:2]] == ["-m", "cell"]
-    assert sorted(Path(words[1]).stem for words in started[2:]) == ["cell", "longtail"]
-    for words in started[1:]:
-        assert words[-2:] == ["--data-dir", "data"]
-        assert 0 <= int(words[-3]) <= 1
-        assert words[-5].startswith("out/")
-    assert "tests: exit code 1, see out/tests.log" in said
-    assert "longtail-mini_imagenet: a dataset is not there yet" in said
-    assert "longtail-mini_imagenet: its time was over, or its dataset did not come" in said
-
-
-@pytest.mark.parametrize("asked", [False, True], ids=["late", "stopped"])
-def test_a_measurement_ends_what_does_not_end(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path, asked: bool
-) -> None:
-    """The time of a GPU costs: what hangs is ended and leaves time for the next, and after SIGTERM nothing begins."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    remaining = importlib.import_module("remaining")
-    monkeypatch.delitem(sys.modules, "remaining")
-    sleep = time.sleep
-    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(seconds / 50))
-    measurement = remaining.Measurement(tmp_path, float("inf"), None)
-    before = signal.signal(signal.SIGINT, measurement.stop)  # as in `main`: in the background a shell has it ignored
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    hangs = remaining.Step("hangs", ("-c", "import time; time.sleep(1000)"), limit=1000 if asked else 0.1)
-    if asked:
-        threading.Timer(0.1, measurement.stop).start()
-    measurement.carry_out([hangs, remaining.Step("next", ("-c", "print('done')"))])
-    code = -signal.SIGINT if os.name == "posix" else 1
-    assert measurement.failed[0] == f"hangs: exit code {code}, see {tmp_path / 'hangs'}.log"
-    if asked:
-        assert measurement.failed[1:] == ["next: its time was over, or its dataset did not come"]
-    else:
-        assert (measurement.failed[1:], (tmp_path / "next.log").read_text()) == ([], "done\n")
 
 
 def idx(array: np.ndarray) -> bytes:

@@ -3,7 +3,8 @@
     pytest -m gpu --junitxml=gpu.xml
     python tools/gpu_tests.py gpu.xml results/performance/h200-gpu-tests.json [--note "before ..."] [--device NAME]
 
-Run it on the machine of the GPU, which it names; the commit is that of the working folder, if there is one. An entry
+Run it on the machine of the GPU, which it names; the commit is that of the working folder, if there is one. Where
+pytest-benchmark is installed, pytest wants ``-p no:benchmark`` beside ``-n``: its warning would fail the run. An entry
 holds device, torch, commit, command, the numbers of tests that passed, failed and were skipped, the reasons why, the
 names of those that failed, and the seconds that they took. The exit code is 1 if a test failed or none ran.
 """
