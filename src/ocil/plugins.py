@@ -150,6 +150,8 @@ class Registry(MutableMapping[str, T]):
         missing = [why for key, why in self._broken.items() if self.spelling(key) == wanted]
         if missing:
             return OcilError(f"the {self.kind} '{name}' cannot be loaded: {missing[0]}")
+        if name.endswith(".py"):
+            return OcilError(f"'{name}' is a file: give it as --plugin {name}, and the {self.kind} by its name.")
         maybe = "".join(f" A plugin that may have it is broken: {why}" for why in _files.broken.values())
         return UnknownNameError(f"unknown {self.kind} '{name}'.{maybe}", name, [*self, *others])
 

@@ -18,7 +18,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Group, MissingArgumentError, Parameter, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 import ocil
 from ocil import plugins
@@ -41,6 +49,7 @@ from ocil.cli import (
     sweep,
     tune,
 )
+from ocil.cli.options import setting_names
 from ocil.errors import OcilError
 
 app = App(
@@ -135,6 +144,8 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(_too_many(error.unused_tokens or [], tuple(error.command_chain or ())))
     except MissingArgumentError as error:
         _fail(_too_few(error))
+    except UnknownOptionError as error:
+        _fail(_unknown_option(error))
     except CycloptsError as error:
         _fail(f"{error} See: {_command(error.command_chain)} --help")
     except OcilError as error:
@@ -168,14 +179,29 @@ def _too_many(words: list[str], chain: tuple[str, ...]) -> str:
     """The message for words that a command has no place for, with what they were probably meant to be."""
     command, first = _command(chain), words[0]
     message = f"'{first}' is one word too many for {command}."
-    called = app
-    for name in chain:
-        called = called[name]
-    if "=" in first and any("--set" in argument.names for argument in called.assemble_argument_collection()):
+    if "=" in first and _takes_settings(chain):
         return f"{message} A setting comes after --set: --set {' '.join(words)}"
     if chain[-1:] == ("run",):
         return f"{message} It takes one name; for several there is {command.removesuffix('run')}compare."
     return f"{message} See: {command} --help"
+
+
+def _takes_settings(chain: Sequence[str]) -> bool:
+    """Whether the command has the option --set."""
+    called = app
+    for name in chain:
+        called = called[name]
+    return any("--set" in argument.names for argument in called.assemble_argument_collection())
+
+
+def _unknown_option(error: UnknownOptionError) -> str:
+    """The message for an option that there is not. Other libraries have settings, such as --lr, as options."""
+    chain = tuple(error.command_chain or ())
+    option, _, _ = (error.token.keyword or error.token.value).partition("=")
+    name = option.removeprefix("--").replace("-", "_")
+    if _takes_settings(chain) and name in setting_names(long_tails=chain[0] == "longtail"):
+        return f"{option} is no option but a setting: write --set {name}=VALUE"
+    return f"{error} See: {_command(chain)} --help"
 
 
 def _too_few(error: MissingArgumentError) -> str:

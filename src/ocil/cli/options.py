@@ -229,6 +229,19 @@ def _settings_of(method: str) -> set[str]:
     return {setting.name for setting in fields(methods.method(method).learner_class.Config)}
 
 
+def setting_names(long_tails: bool) -> set[str]:
+    """The names of the settings that runs have, of whatever method; or those of long-tailed runs."""
+    if long_tails:
+        from ocil.longtail.config import NOT_SETTINGS, LongTailConfig
+
+        return {setting.name for setting in fields(LongTailConfig)} - NOT_SETTINGS
+    from ocil.methods import METHODS
+    from ocil.streams import StreamConfig
+
+    of_streams = {setting.name for setting in fields(StreamConfig)}
+    return of_streams.union(*({f.name for f in fields(info.learner_class.Config)} for info in METHODS.values()))
+
+
 def refuse_settings(names: Sequence[str]) -> None:
     """Raise if a setting is among the names of methods."""
     if given := [name for name in names if "=" in name]:
