@@ -118,10 +118,7 @@ COMMANDS: list[tuple[list[str], str]] = [
     (["run"], "name a method, for example: ocil run afs"),
     (["run", "asf"], "unknown method 'asf'. Did you mean 'afs'?"),
     (["run", "er", "--lr", "0.1"], "--lr is no option but a setting: write --set lr=VALUE"),
-    (
-        ["compare", "er", "--memory-batch=5"],
-        "--memory-batch is no option but a setting",
-    ),
+    (["compare", "er", "--memory-batch=5"], "--memory-batch is no option but a setting: write --set memory_batch="),
     (["longtail", "run", "ce", "--epochs1", "3"], "--epochs1 is no option but a setting: write --set epochs1=VALUE"),
     (["longtail", "run", "ce", "--tasks", "3"], "Unknown option: --tasks"),
     (["run", "er", "--epoch", "5"], "Unknown option: --epoch. See: ocil run --help"),

@@ -232,14 +232,13 @@ def _settings_of(method: str) -> set[str]:
 def setting_names(long_tails: bool) -> set[str]:
     """The names of the settings that runs have, of whatever method; or those of long-tailed runs."""
     if long_tails:
-        from ocil.longtail.config import NOT_SETTINGS, LongTailConfig
+        from ocil.longtail import config
 
-        return {setting.name for setting in fields(LongTailConfig)} - NOT_SETTINGS
+        return config.setting_names()
+    from ocil.experiments.files import settings_of
     from ocil.methods import METHODS
-    from ocil.streams import StreamConfig
 
-    of_streams = {setting.name for setting in fields(StreamConfig)}
-    return of_streams.union(*({f.name for f in fields(info.learner_class.Config)} for info in METHODS.values()))
+    return set().union(*map(settings_of, METHODS.values()))
 
 
 def refuse_settings(names: Sequence[str]) -> None:

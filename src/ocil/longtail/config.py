@@ -248,6 +248,10 @@ class Stage1Config(LongTailConfig):
         return restored(cls, {"samples_per_class": 1} | dict(content))  # 1 divides every batch_size
 
 
+def setting_names() -> set[str]:
+    return {f.name for f in fields(LongTailConfig)} - NOT_SETTINGS
+
+
 def resolve(
     variant: str,
     dataset: str = DEFAULT,
@@ -262,7 +266,7 @@ def resolve(
     ``image_side`` is the longer side of the images in pixels, if known: small images are cropped less.
     """
     given = dict(settings or {})
-    refuse_unknown(variant, given, {f.name for f in fields(LongTailConfig)} - NOT_SETTINGS)
+    refuse_unknown(variant, given, setting_names())
     chosen: dict[str, Any] = {"variant": variant, "dataset": dataset, "seed": seed, "fingerprint": fingerprint}
     if given.get("precision") is None:
         chosen["precision"] = precision.usual()
