@@ -20,6 +20,7 @@ from ocil.errors import OcilError
 from ocil.methods._gradients import gradient_products
 from ocil.methods.gss import GSS, ScoredMemory, similarities
 from ocil.networks import ReducedResNet18, to_float
+from ocil.precision import numerics
 from tests.reference.datasets import noise, patterned
 from tests.reference.networks import logits as reference_logits
 
@@ -393,6 +394,30 @@ def test_learning_fills_the_memory_and_remembers(monkeypatch: pytest.MonkeyPatch
     right = learner.scores(x).argmax(1) == y
     assert right[y < 2].double().mean() > 0.5
     assert right[y >= 2].double().mean() > 0.5
+
+
+def test_gradients_are_compared_in_ways_that_repeat() -> None:
+    """On a GPU cuDNN computes them, forward and backward. It would take the ways that it finds to be the fastest, and
+    finds others another time."""
+    learner = make()
+    learner.learn(*batch(0))
+    found: set[tuple[str, bool, bool]] = set()
+
+    def look(*what: Any) -> None:
+        training = "training" if learner.network.training else "comparing"
+        found.add((f"{training}, {what[-1]}", torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic))
+
+    *_, layer = (layer for layer in learner.network.modules() if isinstance(layer, nn.Conv2d))
+    layer.register_forward_hook(lambda *_: look("forward"))
+    layer.register_full_backward_hook(lambda *_: look("backward"))
+    with numerics("tf32"):
+        learner.learn(*batch(1))
+    assert found == {
+        ("training, forward", True, False),
+        ("training, backward", True, False),
+        ("comparing, forward", False, True),
+        ("comparing, backward", False, True),
+    }
 
 
 def test_steady_waits_for_all_groups() -> None:

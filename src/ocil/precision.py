@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Literal
 
 import torch
@@ -60,3 +61,31 @@ def numerics(precision: Precision) -> Iterator[None]:
         yield
     finally:
         cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
+
+
+class _Repeatable:
+    """How many blocks of ``repeatable`` are open in all threads, and what the switches were before the first."""
+
+    lock = Lock()
+    open = 0
+    before = (False, False)
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Inside the block cuDNN takes the ways that give the same bits each time, and takes no time to find the fastest,
+    in any precision. Several threads may be inside at once; what others compute meanwhile is repeatable too.
+    """
+    cudnn = torch.backends.cudnn
+    with _Repeatable.lock:
+        if not _Repeatable.open:
+            _Repeatable.before = cudnn.benchmark, cudnn.deterministic
+        _Repeatable.open += 1
+        cudnn.benchmark, cudnn.deterministic = False, True
+    try:
+        yield
+    finally:
+        with _Repeatable.lock:
+            _Repeatable.open -= 1
+            if not _Repeatable.open:
+                cudnn.benchmark, cudnn.deterministic = _Repeatable.before

@@ -14,6 +14,7 @@ from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.passes import Pass
 from ocil.methods.recorded_losses import total
 from ocil.networks import InputShape, evaluating, to_float
+from ocil.precision import repeatable
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ class GSS(Learner):
             return torch.full(y.shape, self.config.first_score, device=self.device), torch.ones((), device=self.device)
         images = torch.cat([x, self.memory.images[slots].flatten(0, 1)])
         labels = torch.cat([y, self.memory.labels[slots].flatten()])
-        with evaluating(self.network):
+        # Scores are stored and compared for long, so that the least difference in bits grows into another memory.
+        with evaluating(self.network), repeatable():
             products = gradient_products(self.network, to_float(images), labels, len(y), slots.shape[1])
         return similarities(products, len(y))
 
