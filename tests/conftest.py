@@ -27,7 +27,12 @@ from ocil.data import Dataset
 from tests.browsing import Pages, launched, visits
 from tests.forking import ANY, Forked, Forks
 from tests.parsing import find_options_once
-from tests.skipping import pytest_configure, pytest_runtest_setup, pytest_terminal_summary  # noqa: F401  (hooks)
+from tests.skipping import (  # noqa: F401  (hooks)
+    pytest_configure,
+    pytest_ignore_collect,
+    pytest_runtest_setup,
+    pytest_terminal_summary,
+)
 
 with suppress(ImportError):  # some machines that run a few tests have no hypothesis
     import hypothesis

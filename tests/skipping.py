@@ -59,6 +59,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("needs a GPU")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """``-m gpu`` imports only files that have such tests: others may need packages that the machine of a GPU lacks."""
+    if config.option.markexpr != "gpu" or collection_path.suffix != ".py":
+        return None
+    return "mark.gpu" not in collection_path.read_text() or None
+
+
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
     """Why a test or a whole file was skipped."""
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

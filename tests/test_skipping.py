@@ -46,6 +46,25 @@ def test_what_was_skipped_is_listed_by_its_reason(start_python: Start, tmp_path:
     assert "1 passed, 5 skipped" in out
 
 
+@pytest.mark.slow
+def test_tests_of_a_gpu_are_found_without_importing_the_others(start_python: Start, tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: see pyproject.toml\n")
+    (tmp_path / "test_one.py").write_text(SKIPS)
+    (tmp_path / "test_two.py").write_text("import not_there\n")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "OCIL_NO_SKIP": ""}
+    words = ("-m", "pytest", "-p", "tests.skipping")
+    out, _ = start_python(*words, "-m", "gpu", cwd=tmp_path, env=environment).communicate(timeout=600)
+    assert "1 passed, 1 skipped, 3 deselected" in out
+    out, _ = start_python(*words, cwd=tmp_path, env=environment).communicate(timeout=600)
+    assert "No module named 'not_there'" in out
+
+
+def test_files_with_tests_of_a_gpu_are_known_by_their_text(request: pytest.FixtureRequest) -> None:
+    files = {item.path for item in request.session.items if item.get_closest_marker("gpu")}
+    assert all("mark.gpu" in path.read_text() for path in files)
+
+
 def test_what_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OCIL_NO_SKIP", "packages,browser")
     monkeypatch.setattr(skipping, "is_installed", lambda name: name != "ray")
