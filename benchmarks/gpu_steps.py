@@ -34,7 +34,8 @@ def profile(method: str, precision: str, device: torch.device) -> str:
     """The kernels of five steps of one seed, the longest first."""
     data = made_up(100, (32, 32, 3), 120)
     config = resolve(method, "cifar100", settings={"precision": precision})
-    with numerics(config.learner.precision):
+    # Steps cannot be recorded on the stream that CUDA uses unless told otherwise.
+    with numerics(config.learner.precision), torch.cuda.stream(torch.cuda.Stream(device)):
         stepper = CapturedStepper(build(config, data, device), Stream(data, config.stream, device=device))
         for number in range(600):
             stepper.learn(number)
