@@ -1,8 +1,8 @@
 """PyTorch's switches for what a GPU computes: set inside a block, afterwards what they were."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 import torch
@@ -57,22 +57,60 @@ def test_repeatable_ways_in_any_precision(precision: Precision) -> None:
         assert switches() == before
 
 
-def test_blocks_of_several_threads_overlap() -> None:
-    """The first to enter leaves first: the switches go back when the last leaves."""
+@contextmanager
+def open_elsewhere(block: AbstractContextManager[None]) -> Iterator[Callable[[], None]]:
+    """Another thread is inside a block, until what this gives is called."""
     entered, leave = threading.Event(), threading.Event()
 
-    def first() -> None:
-        with repeatable():
+    def stay() -> None:
+        with block:
             entered.set()
             leave.wait(10)
 
+    def end() -> None:
+        leave.set()
+        thread.join(10)
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    try:
+        assert entered.wait(10)
+        yield end
+    finally:
+        end()
+
+
+def test_blocks_of_several_threads_overlap() -> None:
+    """The first to enter leaves first: the switches go back when the last leaves."""
     with numerics("bf16"):
         before = switches()
-        thread = threading.Thread(target=first)
-        thread.start()
-        assert entered.wait(10)
-        with repeatable():
-            leave.set()
-            thread.join(10)
+        with open_elsewhere(repeatable()) as end, repeatable():
+            end()
             assert switches() == (True, False, True)
         assert switches() == before
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_precisions_of_several_threads_overlap(precision: Precision) -> None:
+    """The thread that is left computes in the precision that it asked for, and then nothing remains of either."""
+    with open_elsewhere(numerics(precision)) as end:
+        with numerics(precision):
+            inside = switches()
+            end()
+            assert switches() == inside
+        assert switches() == ALL_OFF
+
+
+def test_ways_stay_repeatable_while_another_thread_sets_its_precision() -> None:
+    with numerics("tf32"), repeatable():
+        with open_elsewhere(numerics("tf32")):
+            assert switches() == (True, False, True)
+        assert switches() == (True, False, True)
+    assert switches() == ALL_OFF
+
+
+def test_the_latest_precision_wins_and_then_the_one_before() -> None:
+    with numerics("bf16"):
+        with numerics("fp32"):
+            assert switches() == (False, False, True)
+        assert switches() == (True, True, False)

@@ -1,9 +1,10 @@
 """The precision in which a GPU computes."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from threading import Lock
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -50,42 +51,86 @@ def is_exact(precision: Precision) -> bool:
     return precision == "fp32"
 
 
-@contextmanager
-def numerics(precision: Precision) -> Iterator[None]:
-    """Set PyTorch's switches inside the block. ``fp32`` also asks for deterministic kernels."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic
-    exact = is_exact(precision)
-    cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = not exact, not exact, exact
-    try:
-        yield
-    finally:
-        cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
+class _Switches(NamedTuple):
+    """cuDNN's, as far as they are set here."""
+
+    allow_tf32: bool
+    """Whether convolutions may round their factors to TF32."""
+    benchmark: bool
+    """Whether it tries its algorithms and takes the fastest."""
+    deterministic: bool
+    """Whether it takes only algorithms that give the same bits each time."""
+
+    @classmethod
+    def now(cls) -> "_Switches":
+        cudnn = torch.backends.cudnn
+        return cls(cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
+
+    @classmethod
+    def of(cls, precision: Precision) -> "_Switches":
+        exact = is_exact(precision)
+        return cls(not exact, not exact, exact)
+
+    def set(self) -> None:
+        cudnn = torch.backends.cudnn
+        cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = self
 
 
-class _Repeatable:
-    """How many blocks of ``repeatable`` are open in all threads, and what the switches were before the first."""
+@dataclass(eq=False)  # two blocks of the same precision are not the same block
+class _Block:
+    """An open block of ``numerics``, or of ``repeatable`` if it names no precision."""
 
-    lock = Lock()
-    open = 0
-    before = (False, False)
+    precision: Precision | None
 
 
-@contextmanager
-def repeatable() -> Iterator[None]:
-    """Inside the block cuDNN takes the ways that give the same bits each time, and takes no time to find the fastest,
+class _OpenBlocks:
+    """cuDNN's switches belong to the process, so blocks of several threads may overlap: the latest open precision wins,
+    and the last block to end restores what was set before the first.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._blocks: list[_Block] = []  # in all threads, the latest last
+        self._before = _Switches(allow_tf32=True, benchmark=False, deterministic=False)
+
+    @contextmanager
+    def block(self, precision: Precision | None) -> Iterator[None]:
+        opened = _Block(precision)
+        with self._lock:
+            if not self._blocks:
+                self._before = _Switches.now()
+            self._blocks.append(opened)
+            self._wanted().set()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocks.remove(opened)
+                self._wanted().set()
+
+    def _wanted(self) -> _Switches:
+        wanted = self._before
+        for block in self._blocks:
+            if block.precision is not None:
+                wanted = _Switches.of(block.precision)
+        if any(block.precision is None for block in self._blocks):
+            wanted = wanted._replace(benchmark=False, deterministic=True)
+        return wanted
+
+
+_open = _OpenBlocks()
+
+
+def numerics(precision: Precision) -> AbstractContextManager[None]:
+    """Set PyTorch's switches inside the block. ``fp32`` also asks for deterministic kernels.
+
+    Several threads may be inside at once, if they compute in the same precision: PyTorch has one for the process.
+    """
+    return _open.block(precision)
+
+
+def repeatable() -> AbstractContextManager[None]:
+    """Inside the block cuDNN takes algorithms that give the same bits each time, and takes no time to find the fastest,
     in any precision. Several threads may be inside at once; what others compute meanwhile is repeatable too.
     """
-    cudnn = torch.backends.cudnn
-    with _Repeatable.lock:
-        if not _Repeatable.open:
-            _Repeatable.before = cudnn.benchmark, cudnn.deterministic
-        _Repeatable.open += 1
-        cudnn.benchmark, cudnn.deterministic = False, True
-    try:
-        yield
-    finally:
-        with _Repeatable.lock:
-            _Repeatable.open -= 1
-            if not _Repeatable.open:
-                cudnn.benchmark, cudnn.deterministic = _Repeatable.before
+    return _open.block(None)
