@@ -36,8 +36,9 @@ def gradient_products(network: nn.Module, images: Tensor, labels: Tensor, single
     finally:
         for hook in hooks:
             hook.remove()
-    if len(calls) != len(layers) or any(isinstance(layer, nn.Linear) and x.ndim != 2 for layer, x, _ in calls):
-        return _by_torch_func(network, images, labels, singles, group_size)  # layers that share weights over places
+    over_places = any(isinstance(layer, nn.Linear) and x.ndim != 2 for layer, x, _ in calls)
+    if over_places or not _uses_each_weight_once(network, [layer for layer, _, _ in calls]):
+        return _by_torch_func(network, images, labels, singles, group_size)
     loss = values[:singles].sum() + values[singles:].sum() / group_size
     slopes = torch.autograd.grad(loss, [edge for _, _, edge in calls])
     rows = singles + (len(labels) - singles) // group_size
@@ -60,6 +61,14 @@ def _has_rule(layer: nn.Module) -> bool:
     if isinstance(layer, nn.Linear):
         return type(layer) in (nn.Linear, GrowingHead) and layer.bias is not None
     return type(layer) is nn.BatchNorm2d and layer.track_running_stats
+
+
+def _uses_each_weight_once(network: nn.Module, called: list[nn.Module]) -> bool:
+    """Whether every trained weight belongs to one of the layers that were called, and to one call alone: a weight that
+    is shared has the sum of the gradients of its calls."""
+    used = [id(weight) for layer in called for weight in layer.parameters(recurse=False)]
+    trained = {id(weight) for weight in network.parameters() if weight.requires_grad}
+    return len(used) == len(trained) and set(used) == trained
 
 
 def _by_torch_func(network: nn.Module, images: Tensor, labels: Tensor, singles: int, group_size: int) -> Tensor:
