@@ -342,3 +342,19 @@ def test_a_dataset_that_is_gone_leaves_the_others_alone(tmp_path: Path, dataset:
     assert isinstance(outcomes[0], OcilError)
     assert isinstance(outcomes[1], Result)
     assert (StreamRun(lost), outcomes[0]) in heard
+
+
+@pytest.mark.usefixtures("dataset")
+def test_a_method_that_cannot_state_its_tensors_leaves_the_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = [*configs(tmp_path, "agem", 1), *configs(tmp_path, "er", 1)]
+
+    def broken(*arguments: object) -> None:
+        raise ZeroDivisionError("no stages")
+
+    monkeypatch.setattr(METHODS["agem"].learner_class, "extra_state", broken)
+    failed, other = run_all(plan, Job(tmp_path / "runs", "cpu", tmp_path))
+    assert isinstance(failed, OcilError)
+    assert "ZeroDivisionError: no stages" in str(failed)
+    assert isinstance(other, Result)

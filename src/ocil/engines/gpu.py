@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ocil.engines.job import Job, Observer, Outcomes, not_started
+from ocil.engines.job import Job, Observer, Outcomes, not_started, without_locals
 from ocil.engines.lanes import take_turns
-from ocil.errors import OcilError
 from ocil.precision import numerics
 from ocil.runs.fit import free_bytes
 from ocil.runs.protocol import Run, Workspace
@@ -31,8 +30,8 @@ def run_all(runs: Sequence[Run], job: Job, observer: Observer) -> Outcomes:
             try:
                 size = min(size, run.how_many_fit(workspace, free) or size)
                 fitting.append(run)
-            except (OcilError, SystemExit) as error:
-                outcomes[run.key] = failed = run.failed(error)
+            except (Exception, SystemExit) as error:
+                outcomes[run.key] = failed = without_locals(run.failed(error))
                 observer.on_event(run, failed)
         if fitting:
             outcomes |= run_together(fitting, workspace, size, observer)
