@@ -13,7 +13,7 @@ from ocil.methods import METHODS
 from ocil.methods.passes import images_held
 from ocil.runs.build import build, network_of
 from ocil.runs.config import resolve
-from ocil.runs.fit import RESERVE, dataset_bytes, how_many_fit, run_bytes
+from ocil.runs.fit import RESERVE, dataset_bytes, free_bytes, how_many_fit, run_bytes
 from tests.networks_to_try import TINY
 from tests.reference.datasets import noise
 from tests.test_methods import QUICK
@@ -74,6 +74,13 @@ def test_as_many_as_fit_and_a_line_if_none_does() -> None:
     assert how_many_fit(CONFIG, data, RESERVE + dataset_bytes(data) + 3 * each) == 3
     with pytest.raises(OcilError, match=r"needs about .* GB on the GPU and 1 GB are free: use a smaller memory"):
         how_many_fit(CONFIG, data, 10**9)
+
+
+def test_what_pytorch_keeps_of_ended_runs_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [60]
+    monkeypatch.setattr(torch.cuda, "empty_cache", kept.clear)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 - sum(kept), 100))
+    assert free_bytes(torch.device("cuda")) == 100
 
 
 @pytest.mark.parametrize("name", METHODS)

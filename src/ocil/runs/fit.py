@@ -106,5 +106,11 @@ def how_many_fit(config: RunConfig, dataset: Dataset, free: int) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of a GPU; practically unlimited on a CPU, which only tests ask for."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 60
+    """Free memory of a GPU, before runs on it start; practically unlimited on a CPU, which only tests ask for.
+
+    What PyTorch keeps of runs that have ended is given back first: it would count as taken.
+    """
+    if device.type != "cuda":
+        return 1 << 60
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
