@@ -11,7 +11,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from ocil import devices
 from ocil.methods import METHODS
 from ocil.networks import evaluating, to_float
 from ocil.online.model import Model
+from ocil.runs.program_code import METHOD_ENTRY, digests_of_code
 from ocil.runs.protocol import Interrupted
 from ocil.runs.results import Result
 
@@ -376,6 +377,18 @@ def test_a_finished_result_of_a_class_that_has_changed_is_named(
         assert result(True, 2.0).digest == result(False, 1.0).digest == before.digest
     assert len(found) == 4
     assert result(False, 1.0, tmp_path / "anew").digest != before.digest
+
+
+@pytest.mark.parametrize("kind", [property, cached_property])
+def test_properties_are_code_of_a_class(kind: Callable[..., Any], own_plugins: None, tiny_npz: Path) -> None:
+    def digest(read: Callable[[Any], float]) -> str:
+        class Mine(ocil.Learner):
+            slope = kind(read)
+
+        ocil.register(ocil.MethodInfo("own", Mine, "-", "-", memory=False), replace=True)
+        return digests_of_code(ocil.resolve("own", str(tiny_npz)))[METHOD_ENTRY]
+
+    assert digest(lambda self: 1.0) == digest(lambda self: 1.0) != digest(lambda self: 2.0)
 
 
 def test_a_run_does_not_go_on_with_other_code(own_plugins: None, tiny_npz: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import resolve_name
 from pathlib import Path
 from types import CodeType
@@ -165,10 +165,18 @@ def _definitions(kind: type) -> Iterator[str]:
         if parent.__module__.partition(".")[0] in LIBRARIES:
             continue
         for name, value in vars(parent).items():
-            if (text := _function(value)) is not None:
-                yield f"{parent.__name__}.{name}: {text}"
+            texts = [text for each in _behind(value) if (text := _function(each)) is not None]
+            if texts:
+                yield from (f"{parent.__name__}.{name}: {text}" for text in texts)
             elif isinstance(value, int | float | str) and not name.startswith("__"):
                 yield f"{parent.__name__}.{name}: {value!r}"
+
+
+def _behind(value: Any) -> tuple[Any, ...]:
+    """The functions of a property; of anything else the value itself."""
+    if isinstance(value, property):
+        return value.fget, value.fset, value.fdel
+    return (value.func if isinstance(value, cached_property) else value,)
 
 
 def _function(thing: Any) -> str | None:
