@@ -125,7 +125,7 @@ class MKD(Learner):
         @torch.no_grad()
         def logits(x: Tensor) -> Tensor:
             scores: Tensor = mean(self.inputs(x))
-            return scores
+            return self.masked(scores)
 
         return logits
 
