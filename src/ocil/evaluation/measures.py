@@ -230,7 +230,7 @@ SHARE, DIFFERENCE, COUNT = (0.0, 1.0), (-1.0, 1.0), (0.0, math.inf)
 EVERY = "evaluate_every"
 LOPEZ_PAZ, DE_LANGE = "Lopez-Paz and Ranzato 2017 (GEM)", "De Lange et al. 2023"
 KOH, SURVEY = "Koh et al. 2022 (i-Blurry)", "Soutif-Cormerais et al. 2023"
-LESS, NUMBER = False, ",.0f"
+NUMBER = ",.0f"
 
 
 def _ours(
@@ -251,7 +251,7 @@ def _ours(
 
 def _bytes(name: str, heading: str) -> Measure:
     """One of the numbers of bytes in the record of cost."""
-    return _ours(name, heading, lambda r: r.cost.get(name), "", COUNT, "", higher_is_better=LESS, form=NUMBER)
+    return _ours(name, heading, lambda r: r.cost.get(name), "", COUNT, "", higher_is_better=False, form=NUMBER)
 
 
 OUR_MEASURES = (
@@ -271,7 +271,7 @@ OUR_MEASURES = (
         "1/(T-1) sum_(j<T) (max_(i<T) a[i,j] - a[T,j])",
         DIFFERENCE,
         "Chaudhry et al. 2018, AFS",
-        higher_is_better=LESS,
+        higher_is_better=False,
     ),
     _ours(
         "average_forgetting_common",
@@ -280,7 +280,7 @@ OUR_MEASURES = (
         "1/T sum_j (max_i a[i,j] - a[T,j])",
         SHARE,
         "code of RaptorMai and its descendants",
-        higher_is_better=LESS,
+        higher_is_better=False,
     ),
     _ours(
         "backward_transfer",
@@ -346,7 +346,7 @@ OUR_MEASURES = (
         DIFFERENCE,
         f"after {DE_LANGE}",
         EVERY,
-        higher_is_better=LESS,
+        higher_is_better=False,
     ),
     _ours(
         "expected_calibration_error",
@@ -355,7 +355,7 @@ OUR_MEASURES = (
         "sum_b n_b/n |accuracy_b - confidence_b|, 15 bins",
         SHARE,
         "Guo et al. 2017",
-        higher_is_better=LESS,
+        higher_is_better=False,
     ),
     _ours(
         "prequential_accuracy",
@@ -377,8 +377,8 @@ OUR_MEASURES = (
         "probe",
         column=True,
     ),
-    _ours("wall_seconds", "seconds", lambda r: r.wall_seconds, "", COUNT, "", higher_is_better=LESS, form=".1f"),
-    _ours("images_passed", "images passed", _images_passed, "", COUNT, "", higher_is_better=LESS, form=NUMBER),
+    _ours("wall_seconds", "seconds", lambda r: r.wall_seconds, "", COUNT, "", higher_is_better=False, form=".1f"),
+    _ours("images_passed", "images passed", _images_passed, "", COUNT, "", higher_is_better=False, form=NUMBER),
     _bytes("memory_bytes", "bytes of samples"),
     _bytes("state_bytes", "bytes of all else"),
 )
