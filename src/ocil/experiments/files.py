@@ -153,8 +153,8 @@ def _expanded(
             raise OcilError(f"{path}, cell {number}: {error}") from error
     expansion.refuse_unused(path)
     cells = list(found.values())
-    for _ in range(2):  # the name that one gets first may be that of an axis of another entry
-        cells = _told_apart(cells, list(written_for.values()))
+    for _ in range(2):  # a label that the first round makes may be one that another entry has already
+        cells = _with_distinct_labels(cells, list(written_for.values()))
     return cells
 
 
@@ -329,22 +329,22 @@ def _label(template: str | None, config: RunConfig, varied: list[str]) -> str:
     return ", ".join(dict.fromkeys([text, *more]))
 
 
-def _told_apart(cells: Sequence[Cell], written: Sequence[Sequence[str]]) -> list[Cell]:
-    """The cells with names that differ: where several entries of a file have the same name, the settings in which they
-    differ are added to it.
+def _with_distinct_labels(cells: Sequence[Cell], written: Sequence[Sequence[str]]) -> list[Cell]:
+    """The cells with labels that differ: where several entries of a file have the same label, the settings in which
+    they differ are added to it.
 
     ``written``: the settings in the entry of each cell.
     """
     alike: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
         alike.setdefault((cell.label, *map(cell.value, COLUMNS)), []).append(cell)
-    told = []
+    found = []
     for cell, keys in zip(cells, written, strict=True):
         others = alike[(cell.label, *map(cell.value, COLUMNS))]
         differing = [key for key in keys if key not in NAMES and any(cell.value(key) != o.value(key) for o in others)]
         more = [f"{key}={_text(cell.value(key))}" for key in differing]
-        told.append(replace(cell, label=", ".join([cell.label, *more])))
-    return told
+        found.append(replace(cell, label=", ".join([cell.label, *more])))
+    return found
 
 
 def _choices(key: str, value: Any, dataset: str) -> list[Any]:
