@@ -126,7 +126,7 @@ class Estimator:
     """cuda or cpu."""
     side_by_side: int
     ratios: dict[tuple[str, ...], float]
-    """Measured over tabled seconds, by what ``_kind`` tells apart: method, dataset, precision and network."""
+    """Measured over tabled seconds, by method, dataset, precision, network, and what of it is frozen: see ``_kind``."""
 
     @classmethod
     def of(cls, job: Job, sizes: dict[str, Size]) -> "Estimator":

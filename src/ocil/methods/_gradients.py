@@ -93,8 +93,8 @@ def _gradients(layer: nn.Module, inputs: Tensor, slope: Tensor, singles: int, gr
 
     def products(left: Tensor, right: Tensor) -> Tensor:
         """Sums over images and places of the outer products of ``[N, places, A]`` and ``[N, places, B]``."""
-        if left.shape[1] > left.shape[2]:  # many short sums, one per image, fill a GPU; a few long ones do not
-            return sums((left.mT @ right).flatten(1))
+        if left.shape[1] > left.shape[2]:  # many places and few channels
+            return sums((left.mT @ right).flatten(1))  # a product per image fills a GPU, a long one per group does not
         together = [values[singles:].unflatten(0, (-1, group_size)).flatten(1, 2) for values in (left, right)]
         return torch.cat([left[:singles].mT @ right[:singles], together[0].mT @ together[1]]).flatten(1)
 

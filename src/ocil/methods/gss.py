@@ -77,7 +77,7 @@ class GSS(Learner):
             return torch.full(y.shape, self.config.first_score, device=self.device), torch.ones((), device=self.device)
         images = torch.cat([x, self.memory.images[slots].flatten(0, 1)])
         labels = torch.cat([y, self.memory.labels[slots].flatten()])
-        # Scores are stored and compared for long, so that the least difference in bits grows into another memory.
+        # Scores are stored: a difference in the last bit of one would later become another choice of samples.
         with evaluating(self.network), repeatable():
             products = gradient_products(self.network, to_float(images), labels, len(y), slots.shape[1])
         return similarities(products, len(y))
