@@ -1,5 +1,7 @@
 """The network against one written as a plain function, and its sizes against arithmetic."""
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -195,6 +197,32 @@ def test_same_seed_same_start_whatever_the_global_generator_does() -> None:
     third = small(seed=6).state_dict()
     assert not torch.equal(first["conv1.weight"], third["conv1.weight"])
     assert not torch.equal(first["head.weight"], third["head.weight"])
+
+
+def test_weights_do_not_depend_on_what_another_thread_makes() -> None:
+    """The other one begins while this one is made, unless it waits, and ends later."""
+    first_begun, second_begun, first_made = (threading.Event() for _ in range(3))
+
+    def layers(begun: threading.Event, until: threading.Event) -> torch.nn.Module:
+        first = torch.nn.Linear(3, 3)
+        begun.set()
+        until.wait(0.3)
+        return torch.nn.Sequential(first, torch.nn.Linear(3, 3))
+
+    def other() -> None:
+        first_begun.wait(10)
+        networks.seeded(lambda: layers(second_begun, first_made), 6)
+
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    thread = threading.Thread(target=other)
+    thread.start()
+    beside = networks.seeded(lambda: layers(first_begun, second_begun), 5).state_dict()
+    first_made.set()
+    thread.join(10)
+    assert torch.equal(torch.get_rng_state(), before)
+    alone = networks.seeded(lambda: layers(first_begun, first_made), 5).state_dict()
+    assert all(torch.equal(beside[name], alone[name]) for name in alone)
 
 
 def test_a_start_leaves_the_generators_of_other_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:

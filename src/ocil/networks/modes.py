@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import TypeVar
 
 import torch
@@ -11,9 +12,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 M = TypeVar("M", bound=nn.Module)
 
 
+_default_generator = RLock()
+
+
+@contextmanager
+def default_generator_kept() -> Iterator[None]:
+    """Inside the block PyTorch's own generator may be used; afterwards it is as it was. It belongs to the process, so
+    one thread at a time is inside.
+    """
+    with _default_generator, torch.random.fork_rng(devices=[]):
+        yield
+
+
 def seeded(make: Callable[[], M], seed: int) -> M:
     """A module whose initial weights come from ``seed`` alone."""
-    with torch.random.fork_rng(devices=[]):
+    with default_generator_kept():
         torch.default_generator.manual_seed(seed)
         return make()
 

@@ -25,7 +25,7 @@ from ocil.networks import pretrained as weights
 from ocil.networks.base import Factory, Network
 from ocil.networks.growth import GrowingHead
 from ocil.networks.inputs import InputShape, image_shape, is_image
-from ocil.networks.modes import seeded
+from ocil.networks.modes import default_generator_kept, seeded
 from ocil.networks.reduced_resnet18 import ReducedResNet18
 from ocil.networks.spec import Spec
 from ocil.networks.wrapped import WrappedNetwork
@@ -275,7 +275,7 @@ def refuse_random_numbers(made: Network, spec: str, input_shape: InputShape) -> 
 def _draws_numbers(made: Network, input_shape: InputShape) -> bool:
     """Whether a training pass moves PyTorch's generator, tried on a copy: batch statistics change with each pass."""
     image = (input_shape[2], *input_shape[:2]) if is_image(input_shape) else input_shape
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), suppress(Exception):  # what fails is reported by a step
+    with default_generator_kept(), torch.no_grad(), suppress(Exception):  # what fails is reported by a step
         before = torch.get_rng_state()
         copy.deepcopy(made)(torch.zeros(max(2, made.smallest_batch), *image))
         return not torch.equal(torch.get_rng_state(), before)
