@@ -691,6 +691,20 @@ def test_an_estimate_runs_no_code_that_a_result_names(setting: str, tmp_path: Pa
     assert "this" not in sys.modules
 
 
+@pytest.mark.parametrize(("device", "known"), [("cuda:1", True), ("cuda:0", False), ("auto", False)])
+def test_an_estimate_is_from_runs_on_the_gpu_that_is_named(
+    device: str, known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "new" if device == "cuda:1" else "old")
+    folder = tmp_path / "cell" / "seed-0"
+    folder.mkdir(parents=True)
+    content = {"config": sized("resnet18").to_json(), "environment": {"device": "new"}, "wall_seconds": 1.0}
+    (folder / "result.json").write_text(json.dumps(content))
+    sizes = {"cifar100": Size(50, 10, 10, (32, 32, 3))}
+    assert bool(Estimator.of(Job(tmp_path, device), sizes).ratios) == known
+
+
 def test_the_estimate_of_time_follows_the_multiply_adds() -> None:
     estimator, size = Estimator("cpu", 1, {}), Size(50000, 10000, 100, (32, 32, 3))
     narrow, wide = (estimator.tabled(sized(f"resnet18(width={width})"), size) for width in (8, 32))

@@ -137,7 +137,8 @@ class Estimator:
         on_gpu = torch.cuda.is_available() if job.device == "auto" else job.device.startswith("cuda")
         name = platform.machine()
         if on_gpu:
-            name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+            there = None if job.device == "auto" else job.device
+            name = torch.cuda.get_device_name(there) if torch.cuda.is_available() else ""
         side_by_side = MEASURED_SIDE_BY_SIDE if on_gpu else job.workers or max(1, cores() // job.threads)
         bare = cls("cuda" if on_gpu else "cpu", side_by_side, {})
         return replace(bare, ratios=_ratios(job.root, name, sizes, bare))
