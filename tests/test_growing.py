@@ -190,6 +190,19 @@ def test_only_met_classes_are_predicted(name: str) -> None:
     assert int(learner.failed_at) == -1
 
 
+@every_method
+def test_an_unmet_class_is_not_predicted_where_logits_are_far_below_its_score(name: str) -> None:
+    """As those of long vectors may be. Cosines and class means have no such scores."""
+    learner = make(name)
+    learner.meet([1, 3])
+    with torch.no_grad():
+        for network in networks.networks_in(learner):
+            bias = getattr(network.head, "bias", None)
+            if isinstance(bias, Tensor):
+                bias.fill_(2 * NOT_MET)
+    assert set(learner.scores(torch.from_numpy(DATA.test_x)).argmax(1).tolist()) <= {1, 3}
+
+
 # Growth in steps and room from the start
 
 
