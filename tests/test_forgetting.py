@@ -10,10 +10,12 @@ import torch
 from ocil.learning.memory import Memory, SlotNumbers
 from ocil.methods import METHODS, method
 from ocil.methods.gdumb import BalancedMemory
+from ocil.networks import NOT_MET
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe
 from ocil.runs.environment import digest
 from tests.networks_to_try import TINY
+from tests.test_methods import batch, make
 
 SIDE, BATCH, SIZE = 12, 4, 6
 WITH_MEMORY = sorted(name for name in METHODS if method(name).memory and not method(name).offline)
@@ -95,6 +97,30 @@ def test_another_label(quick_convolution: None) -> None:
     learn(model, 2, first=13)
     stored = torch.bincount(memory.labels[: len(memory)], minlength=len(memory.counts))
     assert memory.counts.tolist() == stored.tolist()
+
+
+@pytest.mark.parametrize("label", ["a", "new"])
+def test_every_method_learns_the_label_of_a_correction(model: Model, label: str) -> None:
+    """Also if it is a class of an earlier task, or one that the stream never had: no softmax leaves it out."""
+    learner = model.learner
+    learn(model, 1)
+    model.review_or_end_task()
+    for start in (5, 9, 13):
+        model.learn(np.stack([image(number) for number in range(start, start + BATCH)]), ["b", "c"] * 2)
+    model.relabel(list(range(len(learner.memory))), label)
+    for start in (17, 21):
+        model.learn(np.stack([image(number) for number in range(start, start + BATCH)]), ["b", "c"] * 2)
+        assert float(learner.last_loss) < 1000  # a class left out of a softmax costs 10,000
+    assert model.numbers[label] in learner.classes_met
+
+
+@pytest.mark.parametrize("name", ["pcr", "gsa"])
+def test_a_class_that_came_by_correction_is_predicted(name: str, quick_convolution: None) -> None:
+    learner = make(name)
+    learner.learn(batch(0)[0], torch.zeros(len(batch(0)[0]), dtype=torch.int64))
+    learner.relabel([0, 1], 2)
+    learner.relabel([], 3)
+    assert learner.scores(batch(1)[0]).ne(NOT_MET).any(0).nonzero().flatten().tolist() == [0, 2]
 
 
 def small(size: int) -> Memory:

@@ -1,6 +1,7 @@
 """Gradient self-adaptation (Guo, Liu, Zhao, Dealing with Cross-Task Class Discrimination in Online Continual Learning,
 CVPR 2023)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -140,6 +141,15 @@ class GSA(Learner):
         super().task_ended()
         self.task_classes.zero_()
         self.batches_of_task.zero_()
+
+    @torch.no_grad()
+    def relabel(self, slots: Sequence[int], label: int) -> None:
+        """A class that a sample gets counts as seen, and as one of the present task if the sample is of this task:
+        elsewhere a softmax would leave out the class of a sample that it learns."""
+        super().relabel(slots, label)
+        if slots:
+            self.seen_classes[label] = True
+            self.task_classes[label] |= self.tasks.are(self.tasks_ended)[list(slots)].any()
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         views = self.standard(self.random_views(to_float(x), self.rng["augment"]))

@@ -1,7 +1,7 @@
 """Multi-level online sequential experts (Yan, Wang, Zhong, Zhang, Wang, Orchestrate Latent Expertise: Advancing Online
 Continual Learning with Multi-Level Supervision and Reverse Self-Distillation, CVPR 2024)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -224,6 +224,15 @@ class MOSE(Learner):
     def load_state(self, state: dict[str, Tensor], generators: bool = True) -> None:
         super().load_state(state, generators)
         self.old_count = int(self.old_classes.sum())
+
+    @torch.no_grad()
+    def relabel(self, slots: Sequence[int], label: int) -> None:
+        """A class that a sample gets counts as seen, and as one of the present task if the sample is of this task:
+        elsewhere a softmax would leave out the class of a sample that it learns."""
+        super().relabel(slots, label)
+        if slots:
+            self.seen_classes[label] = True
+            self.task_classes[label] |= self.tasks.are(self.tasks_ended)[list(slots)].any()
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         return total(self.parts((x, y), None))

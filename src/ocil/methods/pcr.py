@@ -3,6 +3,7 @@ Class-Incremental Continual Learning, CVPR 2023) and its successor HPCR (Lin et 
 Contrastive Replay for Online Continual Learning, TNNLS 2025)."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -168,6 +169,13 @@ class PCR(Learner):
     def task_ended(self) -> None:
         super().task_ended()
         self.batches_of_task.zero_()
+
+    @torch.no_grad()
+    def relabel(self, slots: Sequence[int], label: int) -> None:
+        """A class that a sample gets counts as seen: memory batches contrast its proxy from now on."""
+        super().relabel(slots, label)
+        if slots:
+            self.seen_classes[label] = True
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         _, logits, labels = self.outputs_of(x, y)
