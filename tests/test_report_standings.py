@@ -508,6 +508,19 @@ def test_the_defaults_for_vectors_are_no_settings_of_a_row(tmp_path: Path) -> No
     assert "network" not in cell.command
 
 
+def test_a_setting_that_means_nothing_to_vectors_makes_no_row_of_its_own(tmp_path: Path) -> None:
+    """All images were learned at one width, and the network of vectors has none: one method is one row."""
+    for name, memory in (("er", 100), ("afs", 100), ("fine-tune", None)):
+        store(tmp_path, resolve(name, BIRDS, memory=memory, settings={"width": 2}), {0: 0.5})
+        store(tmp_path, resolve(name, FISH, memory=memory, vectors=True), {0: 0.5}, inputs="vectors")
+    found = entries(collect([tmp_path]).cells)
+    assert {entry.name: len(entry.cells) for entry in found.all} == {"fine-tune": 2, "er": 2, "afs": 2}
+    assert found.shared == "width=2"
+    store(tmp_path, resolve("er", BIRDS, memory=100, settings={"width": 3}), {0: 0.5})
+    names = {entry.name for entry in entries(collect([tmp_path]).cells).all}
+    assert names == {"fine-tune", "er", "er width=2", "er width=3", "afs", "afs width=2"}
+
+
 def test_a_former_plugin_file_is_named_in_its_own_row_alone(tmp_path: Path) -> None:
     now = resolve("er", "cifar100", settings={"lr": 0.05})
     for config in (now, replace(now, code="0123456789ab")):

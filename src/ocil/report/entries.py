@@ -1,13 +1,14 @@
 """Methods side by side, whatever paper they are from: a row per method with its settings, a column per dataset, stream
 and memory size."""
 
-from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ocil.errors import OcilError, suggest
 from ocil.methods import method
+from ocil.networks.registry import REDUCED
+from ocil.networks.spec import Spec
 from ocil.report.cells import MeasuredCell, MeasuredColumn, pick, settings_text
 from ocil.text import escaped
 
@@ -21,8 +22,6 @@ class Entry:
     label: str
     cells: Mapping[MeasuredColumn, MeasuredCell]
     """What was measured, by column. A method that keeps no memory is in the columns of every memory size."""
-    plain: bool
-    """Whether the method has its own settings."""
     bound: bool = False
     """Whether it frames the comparison, as fine-tuning and offline training do, and is not ranked."""
 
@@ -52,9 +51,7 @@ class Entries:
 
     def named(self, text: str) -> Entry:
         """The entry of that name, or of that method if it has one entry alone. Else an ``OcilError`` that helps."""
-        exact = [
-            entry for entry in self.all if text in (entry.name, entry.label) and (entry.plain or text == entry.name)
-        ]
+        exact = [entry for entry in self.all if text == entry.name]
         found = exact or [entry for entry in self.all if entry.label == text]
         if len(found) == 1:
             return found[0]
@@ -74,28 +71,28 @@ class Entries:
         return replace(self, all=chosen, columns=columns)
 
 
-def entries(cells: Iterable[MeasuredCell]) -> Entries:
+def entries(cells: Sequence[MeasuredCell]) -> Entries:
     """The entries and columns of measured cells. Where two cells fit one column, the one with more seeds is taken."""
+    by_kind: dict[bool, list[MeasuredCell]] = {True: [], False: []}
+    for cell in cells:
+        by_kind[_is_bound(cell)].append(cell)
+    differing = {bound: _differing(found) for bound, found in by_kind.items()}
     groups: dict[tuple[str, str], list[MeasuredCell]] = {}
     for cell in cells:
-        groups.setdefault((cell.label, settings_text(cell.learner_settings)), []).append(cell)
+        own = {name: value for name, value in cell.learner_settings.items() if name in differing[_is_bound(cell)]}
+        groups.setdefault((cell.label, settings_text(own)), []).append(cell)
     columns = _columns(cell for group in groups.values() for cell in group)
     found = []
     for (label, settings), group in groups.items():
-        info = method(group[0].config.method)
         cells_by_column = {column: picked for column in columns if (picked := pick(_fitting(column, group)))}
-        bound = info.offline or info.name == "fine-tune"
-        found.append((settings, Entry(label, label, cells_by_column, not settings, bound)))
-    first = [(entry.bound, group[0]) for (_, entry), group in zip(found, groups.values(), strict=True)]
-    differing = {kind: _differing([cell for bound, cell in first if bound == kind]) for kind in (False, True)}
-    names = [_name(cell, differing[bound]) for bound, cell in first]
-    counts = Counter(names)
-    full = [escaped(f"{entry.label} {settings}".strip()) for settings, entry in found]
-    named = (
-        replace(entry, name=name if counts[name] == 1 else whole)
-        for (_, entry), name, whole in zip(found, names, full, strict=True)
-    )
-    return Entries(tuple(named), columns, _shared([cell for bound, cell in first if not bound]))
+        name = escaped(f"{label} {settings}".strip())
+        found.append(Entry(name, label, cells_by_column, _is_bound(group[0])))
+    return Entries(tuple(found), columns, _shared(by_kind[False], differing[False]))
+
+
+def _is_bound(cell: MeasuredCell) -> bool:
+    info = method(cell.config.method)
+    return info.offline or info.name == "fine-tune"
 
 
 def _columns(cells: Iterable[MeasuredCell]) -> tuple[MeasuredColumn, ...]:
@@ -115,13 +112,7 @@ def _fitting(column: MeasuredColumn, cells: Iterable[MeasuredCell]) -> list[Meas
     return [cell for cell in here if cell.column.memory in (column.memory, 0)]
 
 
-def _name(cell: MeasuredCell, differing: Container[str]) -> str:
-    """The label and the settings whose value differs in another entry."""
-    settings = {name: value for name, value in cell.learner_settings.items() if name in differing}
-    return escaped(f"{cell.label} {settings_text(settings)}".strip())
-
-
-def _shared(cells: Sequence[MeasuredCell]) -> str:
+def _shared(cells: Sequence[MeasuredCell], differing: Container[str]) -> str:
     """The settings that names leave out, because they have one value in all entries. A method may have it by itself.
 
     So do the numbers of tasks of a dataset outside the catalog, if that is the only one.
@@ -129,13 +120,12 @@ def _shared(cells: Sequence[MeasuredCell]) -> str:
     tasks = {cell.changed.get("tasks") if cell.common_tasks else None for cell in cells}
     one = {"tasks": tasks.pop()} if len(tasks) == 1 and None not in tasks else {}
     changed = {name: value for cell in cells for name, value in cell.learner_settings.items()}
-    differing = _differing(cells)
     left_out = {name: value for name, value in changed.items() if name not in differing}
     return escaped(settings_text(one | left_out))
 
 
 def _differing(cells: Sequence[MeasuredCell]) -> set[str]:
-    """The changed settings that do not have one value in all cells. A method without such a setting does not count.
+    """The changed settings that do not have one value in all cells. A cell without such a setting does not count.
 
     ``code``, which is no setting of a method, tells a former plugin file from the present one, which has none.
     """
@@ -144,7 +134,13 @@ def _differing(cells: Sequence[MeasuredCell]) -> set[str]:
         if name == "code":
             values = [cell.learner_settings.get(name) for cell in cells]
         else:
-            values = [getattr(cell.config.learner, name) for cell in cells if hasattr(cell.config.learner, name)]
+            values = [getattr(cell.config.learner, name) for cell in cells if _has(cell, name)]
         if any(value != values[0] for value in values):
             found.add(name)
     return found
+
+
+def _has(cell: MeasuredCell, name: str) -> bool:
+    """Whether a cell has a setting: that of another method is none, nor the width of another network."""
+    config = cell.config.learner
+    return hasattr(config, name) and (name != "width" or Spec.parse(config.network, "network").name == REDUCED)
