@@ -1,8 +1,11 @@
 """``OnlineClassifier`` is a scikit-learn estimator like any other."""
 
+import copy
 import os
+import pickle
 import re
 import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -165,6 +168,33 @@ def test_threads_predict_while_another_one_learns(tmp_path: Path) -> None:
     reading.join()
     assert not failed
     assert len(one.classes_) == 33
+
+
+def test_threads_that_begin_together_learn_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each made a model of its own, and what all but one had learned was lost."""
+    rows = np.random.default_rng(0).normal(size=(30, 6)).astype(np.float32)
+    one, new_model = classifier(width=20), OnlineClassifier._new_model
+    monkeypatch.setattr(OnlineClassifier, "_new_model", lambda *given: (time.sleep(0.2), new_model(*given))[1])
+    learning = [threading.Thread(target=one.partial_fit, args=(rows, [name] * 30)) for name in "abc"]
+    for thread in learning:
+        thread.start()
+    for thread in learning:
+        thread.join()
+    assert one.classes_.tolist() == ["a", "b", "c"]
+    assert one.model_.samples == 90
+    again = pickle.loads(pickle.dumps(one))
+    assert np.array_equal(again.predict_proba(rows), one.predict_proba(rows))
+
+
+def test_a_failed_beginning_leaves_the_next_one_free() -> None:
+    one = classifier(width=20)
+    with pytest.raises(ValueError, match="NaN"):
+        one.partial_fit([[np.nan]], ["a"])
+    assert copy.deepcopy(one).partial_fit([[1.0]], ["b"]).classes_.tolist() == ["b"]
+    learning = threading.Thread(target=one.partial_fit, args=([[1.0]], ["c"]))
+    learning.start()
+    learning.join(60)
+    assert one.classes_.tolist() == ["c"]
 
 
 def test_inputs_like_the_first_ones_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:

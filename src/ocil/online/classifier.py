@@ -1,5 +1,6 @@
 """``ocil.OnlineClassifier``: a model as a scikit-learn estimator."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from operator import index
@@ -142,6 +143,12 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:  # noqa: N803
         """Learn these samples too. ``classes`` may announce labels that are to come, at any call; it need not."""
+        if hasattr(self, "model_"):
+            return self._learn_more(X, y, classes)
+        with self.__dict__.setdefault("_beginning", threading.RLock()):  # one thread begins, others wait and go on
+            return self._learn_more(X, y, classes)
+
+    def _learn_more(self, X: Any, y: Any, classes: Any) -> Self:  # noqa: N803
         first = not hasattr(self, "model_")
         inputs, labels = self._samples(X, y, first)
         announced = [] if classes is None else [plain_label(label) for label in _labels(classes)]
@@ -347,6 +354,11 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if X.dtype.char not in "efdB" or (X.ndim == 2 and X.shape[1] != self.n_features_in_):
             return False
         return X.dtype.kind != "f" or bool(np.isfinite(X).all())
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())
+        state.pop("_beginning", None)
+        return state
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "model_")
