@@ -197,6 +197,19 @@ def test_a_failed_beginning_leaves_the_next_one_free() -> None:
     assert one.classes_.tolist() == ["c"]
 
 
+def test_a_copy_knows_what_was_learned_while_it_was_made() -> None:
+    """The estimator's attributes are copied before its model, and another thread may learn new classes in between."""
+    rows = np.random.default_rng(0).normal(size=(30, 6)).astype(np.float32)
+    one = classifier(width=20).partial_fit(rows, ["b", "c"] * 15, classes=["d"])
+    state = dict(one.__getstate__())
+    one.partial_fit(rows, ["a", "e"] * 15)
+    state["model_"] = copy.deepcopy(one.model_)
+    again = classifier(width=20)
+    again.__setstate__(state)
+    assert again.classes_.tolist() == list("abcde")
+    assert np.array_equal(again.predict_proba(rows), one.predict_proba(rows))
+
+
 def test_inputs_like_the_first_ones_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks of scikit-learn take longer than a small step."""
     rows, labels = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32), ["a", "b"] * 10

@@ -360,6 +360,12 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         state.pop("_beginning", None)
         return state
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if hasattr(self, "model_"):
+            with self.model_.lock:
+                self._show(self.model_, [])  # another thread may have learned while the model was copied
+
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "model_")
 
