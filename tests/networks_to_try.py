@@ -1,5 +1,7 @@
 """Small networks as a user would write them, named by ``module:tests.networks_to_try:NAME``."""
 
+import warnings
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -81,6 +83,13 @@ class Tokens(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.embed(x.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+
+
+def scripted(input_shape: tuple[int, ...]) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch advises against TorchScript
+        body = torch.jit.script(nn.Sequential(nn.Flatten(), nn.Linear(input_shape[0] * input_shape[1], 4)))
+    return nn.Sequential(body, nn.ReLU())
 
 
 def dropping(input_shape: tuple[int, ...], share: float = 0.5) -> nn.Module:

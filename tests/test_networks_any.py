@@ -230,6 +230,7 @@ WRONG = [
     ("module:nowhere_at_all:Nobody", "Install it, put its folder into PYTHONPATH, or load a plugin file"),
     ("module:tests.networks_to_try:MODULE", "is not a function or class"),
     ("module:tests.networks_to_try:not_a_module", "must return a torch module, not int"),
+    ("module:tests.networks_to_try:scripted", "return the torch module that it was made from"),
     ("module:tests.networks_to_try:gives_a_list", "but it gives list for B = 1"),
     ("module:tests.networks_to_try:dropping", "has dropout (1, 0.5), which ocil cannot repeat bit for bit"),
     ("module:tests.networks_to_try:raises", "cannot be built: 'nothing of the kind'"),

@@ -321,6 +321,11 @@ def _body(info: NetworkInfo, chosen: Spec, input_shape: InputShape, pretrained: 
         raise OcilError(f"network = {chosen} cannot be built: {reason}.") from error
     if not isinstance(body, nn.Module):
         raise OcilError(f"network = {chosen}: its factory must return a torch module, not {type(body).__name__}.")
+    if any(isinstance(part, torch.jit.ScriptModule) for part in body.modules()):
+        raise OcilError(
+            f"network = {chosen} is a TorchScript program, at least in part, and ocil must see its layers: return the "
+            "torch module that it was made from."
+        )
     if size is not None:
         body.input_size = size
     return body
