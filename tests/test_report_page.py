@@ -974,6 +974,15 @@ def test_a_path_that_is_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
+def test_a_folder_of_runs_whose_name_is_no_text(tmp_path: Path) -> None:
+    """The page could not be written, after all tables and figures."""
+    bad = tmp_path / os.fsdecode(b"bad\xff")
+    save(bad, resolve("er", "cifar100"))
+    assert "bad\\udcff/" in write(collect([bad]), tmp_path / "report").page.read_text()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["tables/cells.md", "index.html", "figures", "tables"])
 @pytest.mark.usefixtures("blank_figures")
 def test_what_stands_in_the_way_of_a_report(tmp_path: Path, place: str) -> None:

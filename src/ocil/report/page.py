@@ -27,7 +27,7 @@ from ocil.report.standing_tables import leads_table, standings_document, standin
 from ocil.report.standings import Standings
 from ocil.report.table import MINUS, Column, Document, Row, Table, columns, latex_table
 from ocil.runs.settings import as_argument
-from ocil.text import number_text
+from ocil.text import escaped, number_text
 
 Settings = Mapping[str, Any]
 SURROUNDINGS = (Column("device"), Column("versions"), Column("finished"))
@@ -293,7 +293,7 @@ def _run(run: FinishedRun) -> Row:
         "-" if forgetting is None else number_text(100 * forgetting, ".2f"),
         duration(result.wall_seconds),
         *_surroundings(result.environment),
-        run.path,
+        escaped(str(run.path)),
     )
 
 
