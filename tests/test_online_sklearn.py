@@ -280,6 +280,16 @@ def test_announced_classes_are_there_but_impossible(tiny: Dataset, tmp_path: Pat
     assert OnlineClassifier.load(tmp_path).classes_.tolist() == [3, 5, 9]
 
 
+@pytest.mark.parametrize("classes", ["hat", b"hat", 3, np.array("hat")])
+def test_one_label_is_no_list_of_classes(tiny: Dataset, classes: Any) -> None:
+    """The letters of a word became classes."""
+    one = classifier()
+    with pytest.raises(InputError, match=r"^classes = .* must be a list of labels, such as \['cat', 'dog'\]\.$"):
+        one.partial_fit(tiny.train_x[:4], list("abab"), classes=classes)
+    assert not hasattr(one, "model_")
+    assert one.partial_fit(tiny.train_x[:4], list("abab"), classes={"hat"}).classes_.tolist() == ["a", "b", "hat"]
+
+
 @pytest.mark.parametrize("given", ["y", "classes"])
 @pytest.mark.parametrize("labels", [np.array([b"cat", b"dog"]), [frozenset("a"), frozenset("b")]])
 def test_labels_that_cannot_be_saved_are_refused_before_anything_is_learned(

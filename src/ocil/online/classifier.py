@@ -1,7 +1,7 @@
 """``ocil.OnlineClassifier``: a model as a scikit-learn estimator."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import index
 from os import PathLike
@@ -151,7 +151,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _learn_more(self, X: Any, y: Any, classes: Any) -> Self:  # noqa: N803
         first = not hasattr(self, "model_")
         inputs, labels = self._samples(X, y, first)
-        announced = [] if classes is None else [plain_label(label) for label in _labels(classes)]
+        announced = [] if classes is None else _announced(classes)
         self._learn(self._new_model(inputs) if first else self._ready_model(), inputs, labels, announced)
         return self
 
@@ -406,6 +406,13 @@ def _labels(y: Any, check: bool = False) -> list[ClassLabel]:
             check_classification_targets(y)
     labels: list[ClassLabel] = np.asarray(y).tolist()
     return labels
+
+
+def _announced(classes: Any) -> list[ClassLabel]:
+    labels: Any = _labels(classes)
+    if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):  # each letter would be a class
+        raise InputError(f"classes = {classes!r} must be a list of labels, such as ['cat', 'dog'].")
+    return [plain_label(label) for label in labels]
 
 
 def _whole(name: str, value: Any) -> int:
