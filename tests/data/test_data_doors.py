@@ -140,6 +140,12 @@ def test_labels_of_any_kind(y: Any, classes: tuple[str, ...], numbers: list[int]
     assert data.train_y[:2].tolist() == numbers
 
 
+def test_a_number_and_its_text_are_not_made_one_class() -> None:
+    for y in ([1, "1"] * 4, [np.int64(1), np.str_("1")] * 4, [0, "a", "0", 1] * 2):
+        with pytest.raises(OcilError, match=r"train_y has the label \d as a number and as text\. Use one of them"):
+            made(PIXELS, y)
+
+
 def test_names_of_classes() -> None:
     assert made(PIXELS, classes=["cat", "dog"]).classes == ("cat", "dog")
     assert made(PIXELS, ["dog", "cat"] * 4, classes=["cat", "dog"]).train_y[0] == 1

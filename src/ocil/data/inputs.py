@@ -270,6 +270,9 @@ def plain_labels(y: Any, what: str) -> NDArray[Any]:
         raise OcilError(f"{what} has one label, {y!r}, and no list of labels. There must be one label per sample.")
     if not isinstance(y, np.ndarray):
         y = [value.item() if getattr(value, "ndim", None) == 0 else value for value in y]
+        numbers = {str(value) for value in y if isinstance(value, int | float)}
+        if numbers and (twice := numbers.intersection(value for value in y if isinstance(value, str))):
+            raise OcilError(f"{what} has the label {min(twice)} as a number and as text. Use one of them for all.")
     array = as_array(y, what)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
