@@ -146,6 +146,14 @@ def test_a_number_and_its_text_are_not_made_one_class() -> None:
             made(PIXELS, y)
 
 
+def test_large_whole_numbers_stay_what_they_are() -> None:
+    """Of 2**63 and -1 numpy makes floats, and the first of them became -2**63."""
+    assert made(PIXELS, [2**63, -1] * 4).classes == ("-1", str(2**63))
+    assert made(PIXELS, np.array([2**63 + 1, 2**63 + 3] * 4, np.uint64)).classes == (str(2**63 + 1), str(2**63 + 3))
+    with pytest.raises(OcilError, match=r"train_y has whole numbers that floats of 64 bits round"):
+        made(PIXELS, np.array([2.0**63, 1.0] * 4))
+
+
 def test_names_of_classes() -> None:
     assert made(PIXELS, classes=["cat", "dog"]).classes == ("cat", "dog")
     assert made(PIXELS, ["dog", "cat"] * 4, classes=["cat", "dog"]).train_y[0] == 1

@@ -17,6 +17,8 @@ from ocil.data.mapped import RowReader
 from ocil.errors import OcilError
 from ocil.limits import whole
 
+EXACT = 2.0**53
+"""Up to here a float is one whole number; larger ones would be taken for each other, or for none."""
 Layout = Literal["HWC", "CHW"]
 Indices = NDArray[np.int64]
 CHANNELS = (1, 3)
@@ -274,6 +276,8 @@ def plain_labels(y: Any, what: str) -> NDArray[Any]:
         if numbers and (twice := numbers.intersection(value for value in y if isinstance(value, str))):
             raise OcilError(f"{what} has the label {min(twice)} as a number and as text. Use one of them for all.")
     array = as_array(y, what)
+    if array.dtype.kind == "f" and all(isinstance(value, int) for value in y):
+        array = np.array(y, dtype=object)  # numpy makes floats of whole numbers if only some need all 64 bits
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
@@ -283,6 +287,8 @@ def plain_labels(y: Any, what: str) -> NDArray[Any]:
             raise OcilError(f"{what} has labels that are NaN or infinite. Leave those samples out.")
         if not (array == np.rint(array)).all():
             raise OcilError(f"{what} has fractions. Labels are whole numbers or text.")
+        if (np.abs(array) > EXACT).any():
+            raise OcilError(f"{what} has whole numbers that floats of 64 bits round. Give them as integers or text.")
         array = array.astype(np.int64)
     return _as_text(array, what) if array.dtype.kind in "SO" else array
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ocil.data.archive import content_offset, is_stored
+from ocil.data.inputs import EXACT
 from ocil.data.mapped import RowReader, mapped
 from ocil.data.npy import read_header
 from ocil.data.number_table import NumberTable, is_number_table, listed
@@ -28,8 +29,6 @@ from ocil.online.labels import ClassLabel
 from ocil.text import bytes_text, lines_of
 
 SUFFIXES = (".npy", ".npz", ".parquet")
-EXACT = 2.0**53
-"""Up to here a float is one whole number; larger ones would be taken for each other, or for none."""
 
 
 class Rows(Protocol):
