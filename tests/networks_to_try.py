@@ -116,5 +116,14 @@ class _List(nn.Module):
         return [x]
 
 
+def gives_the_first(input_shape: tuple[int, ...]) -> nn.Module:
+    return _First()
+
+
+class _First(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:1].flatten(1)
+
+
 def raises(input_shape: tuple[int, ...]) -> nn.Module:
     raise KeyError("nothing of the kind")

@@ -232,6 +232,7 @@ WRONG = [
     ("module:tests.networks_to_try:not_a_module", "must return a torch module, not int"),
     ("module:tests.networks_to_try:scripted", "return the torch module that it was made from"),
     ("module:tests.networks_to_try:gives_a_list", "but it gives list for B = 1"),
+    ("module:tests.networks_to_try:gives_the_first", "but it gives [1, 64] for B = 2"),
     ("module:tests.networks_to_try:dropping", "has dropout (1, 0.5), which ocil cannot repeat bit for bit"),
     ("module:tests.networks_to_try:raises", "cannot be built: 'nothing of the kind'"),
     ("module:tests.networks_to_try:Recorded(size=(0, 4))", "must be a side or (height, width)"),

@@ -117,7 +117,7 @@ class InputRecord:
 
 
 class Facts:
-    """The properties of a network that one pass of an input shows."""
+    """The properties of a network that one pass of an input shows. A pass of two must give a row for each."""
 
     def __init__(self, network: WrappedNetwork, input_shape: InputShape) -> None:
         self.multiply_adds = 0
@@ -126,23 +126,13 @@ class Facts:
         leaves = [(name, part) for name, part in network.named_modules() if not any(part.children())]
         hooks = [part.register_forward_hook(partial(self._see, name)) for name, part in leaves]
         height, width, channels = image_shape(input_shape) if is_image(input_shape) else (0, 0, 0)
-        zeros = torch.zeros(1, channels, height, width) if is_image(input_shape) else torch.zeros(1, *input_shape)
+        shape = (channels, height, width) if is_image(input_shape) else input_shape
         try:
-            with torch.no_grad(), evaluating(network):
-                found = network.body(network.prepared(zeros))
-        except OcilError:
-            raise
-        except (Exception, SystemExit) as error:
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise OcilError(f"the network cannot take an input of shape {list(zeros.shape)}: {reason}.") from error
+            self.feature_size = _feature_size(network, torch.zeros(1, *shape))
         finally:
             for hook in hooks:
                 hook.remove()
-        found = pooled(found) if isinstance(found, Tensor) else found
-        if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != 1 or not found.is_floating_point():
-            got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise OcilError(f"the network must turn [B, ...] into float features [B, d], but it gives {got} for B = 1.")
-        self.feature_size = found.shape[1]
+        _feature_size(network, torch.zeros(2, *shape))
 
     def _see(self, name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if not isinstance(output, Tensor):
@@ -153,6 +143,25 @@ class Facts:
             self.multiply_adds += output.numel() * weight[0].numel()
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and math.prod(output.shape[2:]) == 1:
             self.smallest_batch = 2
+
+
+def _feature_size(network: WrappedNetwork, inputs: Tensor) -> int:
+    """How many features each of these inputs gets. An ``OcilError`` says what is wrong with what the network gives."""
+    try:
+        with torch.no_grad(), evaluating(network):
+            found = network.body(network.prepared(inputs))
+    except OcilError:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+        raise OcilError(f"the network cannot take an input of shape {list(inputs.shape)}: {reason}.") from error
+    count, found = len(inputs), pooled(found) if isinstance(found, Tensor) else found
+    if not isinstance(found, Tensor) or found.ndim != 2 or len(found) != count or not found.is_floating_point():
+        got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise OcilError(
+            f"the network must turn [B, ...] into float features [B, d], but it gives {got} for B = {count}."
+        )
+    return int(found.shape[1])
 
 
 def _size(value: Any) -> tuple[int, int] | None:
