@@ -283,7 +283,7 @@ def test_a_key_repeats_the_first_answer(client: Any, service: Service) -> None:
     assert service.writer.acknowledged == first["last"]
     refused(client.post("/learn", headers=key, **form((0, "a"))), 409, "Idempotency-Key came before")
     for bad in ("", "x" * 201, "two words", "\t"):
-        refused(client.post("/learn", headers={"Idempotency-Key": bad}, **form((0, "a"))), 422, "(?i)idempotency")
+        refused(client.post("/learn", headers={"Idempotency-Key": bad}, **form((0, "a"))), 422, "1 to 200 visible")
 
 
 def test_bodies_that_cannot_be_read(client: Any) -> None:

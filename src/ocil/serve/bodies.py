@@ -25,6 +25,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 JSON, FORM = "application/json", "multipart/form-data"
 SMALL_BYTES = 2**16  # of a request without images
+KEY_FORM = "use 1 to 200 visible ASCII characters, without spaces"
 LABEL_KINDS = f"a label is text of at least one character, or a whole number within ±{BIGGEST_NUMBER}"
 
 
@@ -261,6 +262,8 @@ def explained(errors: Any) -> str:
     if "label" in place[:-1]:  # neither of the two kinds of labels: pydantic has an error for each of them
         place = place[: place.index("label") + 1]
         message, errors = LABEL_KINDS, [one for one in errors if one["loc"][: len(place)] != place] + [first]
+    elif place == ("header", "idempotency-key"):
+        message = KEY_FORM
     where = ".".join(str(part) for part in place)
     more = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""
     return f"{where}: {message}{more}" if where else f"{message}{more}"
