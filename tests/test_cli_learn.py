@@ -55,6 +55,13 @@ def learned(folder: Path) -> tuple[Any, ...]:
     return digest(model.learner), model.labels, model.batches, model.samples, model.note
 
 
+def test_one_image_of_one_class(ocil_command: Call, photos: Path, tmp_path: Path) -> None:
+    path = photos.parent / "one.csv"
+    path.write_text("path,label\nphotos/dark/0.png,dark\n")
+    said = ocil_command("learn", path, "--model", tmp_path / "model", *SMALL)
+    assert "1 sample learned now, 1 in all, 1 class, accuracy before learning 0.0 %" in said.out
+
+
 def test_learn_and_predict(ocil_command: Call, table: Path, photos: Path, tmp_path: Path) -> None:
     said = ocil_command("learn", table, "--model", tmp_path / "model", *SMALL, "--json")
     assert said.code == 0, said

@@ -366,7 +366,7 @@ def test_vectors_and_tensors_arrive_too() -> None:
     ("batches", "message"),
     [
         ([], "there are no batches"),
-        (5, r"batches is a int: give a list or a generator of \(x, y\) or \(x, y, task\)"),
+        (5, r"give a list or a generator of \(x, y\) or \(x, y, task\) as batches, not int"),
         ([5], r"batch 0 is int. A batch is \(x, y\)"),
         ([(images([0, 1]), [0])], "batch 0 has 2 samples but 1 labels"),
         ([(images([0]), [0]), (np.zeros((1, 9, 8, 1), np.uint8), [1])], "batch 1 has inputs of uint8"),

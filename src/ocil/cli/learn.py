@@ -110,7 +110,8 @@ def learn(
     if as_json:
         console.print_json(_result(feed, model, learned, seconds))
     else:
-        console.print_line(f"{model}: {found.recipe.method}, {learned} samples learned now, {_state(feed)}")
+        samples = "1 sample" if learned == 1 else f"{learned} samples"
+        console.print_line(f"{model}: {found.recipe.method}, {samples} learned now, {_state(feed)}")
     if not finished:
         console.info(STOPPED)
         raise KeyboardInterrupt
@@ -135,7 +136,8 @@ def _result(feed: "Feed", folder: Path, learned: int, seconds: float) -> dict[st
 def _state(feed: "Feed") -> str:
     accuracy = "" if feed.accuracy is None else f", accuracy before learning {100 * feed.accuracy:.1f} %"
     skipped = f", {feed.skipped} left out" if feed.skipped else ""
-    return f"{feed.model.samples} in all, {len(feed.model.labels)} classes{accuracy}{skipped}"
+    classes = "1 class" if len(feed.model.labels) == 1 else f"{len(feed.model.labels)} classes"
+    return f"{feed.model.samples} in all, {classes}{accuracy}{skipped}"
 
 
 @contextmanager

@@ -21,7 +21,8 @@ def order_of(data: Dataset, tasks: Iterable[Any], batch_size: int, task_ends: Ta
     """
     batch_size = whole("batch_size", batch_size, least=1)
     if isinstance(tasks, Mapping) or not isinstance(tasks, Iterable):
-        raise OcilError(f"tasks is a {type(tasks).__name__}: give a list with the numbers of the samples of each task.")
+        kind = type(tasks).__name__
+        raise OcilError(f"give a list with the numbers of the samples of each task as tasks, not {kind}.")
     parts = [_numbers(given, number, len(data.train_y)) for number, given in enumerate(tasks)]
     if not parts:
         raise OcilError("there are no tasks: give for each task the numbers of its training samples.")

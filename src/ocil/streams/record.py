@@ -67,7 +67,8 @@ def record(
 ) -> RecordedBatches:
     """Record all batches of an iterable, which must end. ``Stream.from_batches`` explains batches and options."""
     if not isinstance(batches, Iterable):
-        raise OcilError(f"batches is a {type(batches).__name__}: give a list or a generator of (x, y) or (x, y, task).")
+        kind = type(batches).__name__
+        raise OcilError(f"give a list or a generator of (x, y) or (x, y, task) as batches, not {kind}.")
     if tasks is not None:
         tasks = whole("tasks", tasks, least=1)
     came = _Arrived(layout, list(map(str, classes)) if classes is not None else None)
