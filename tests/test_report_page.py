@@ -1115,6 +1115,20 @@ def test_examples_of_images_that_have_changed(
     assert "has changed since" in said.err
 
 
+@pytest.mark.usefixtures("blank_figures")
+def test_vectors_have_no_example_images(ocil_command: Call, tmp_path: Path) -> None:
+    data, labels = tmp_path / "vectors.npz", np.arange(40) % 4
+    x = np.random.default_rng(0).normal(size=(40, 8)).astype(np.float32)
+    np.savez(data, train_x=x, train_y=labels, test_x=x, test_y=labels, classes=np.array([*"abcd"]))
+    words = ("--no-reference", "--seeds", 1, "--memory", 20, "--workers", 1, "--set", "tasks=2")
+    assert ocil_command("run", "er", "-d", data, "--out", tmp_path / "runs", *words).code == 0
+    (folder,) = (tmp_path / "runs").glob("vectors-er-*/seed-0")
+    said = ocil_command("report", folder, "--out", tmp_path / "report", "--examples", folder)
+    assert said.code == 0, said.err
+    assert "learned from vectors" in said.err
+    assert not [*(tmp_path / "report/figures").glob("examples-*.svg")]
+
+
 def test_examples_of_a_cell_name_one_of_its_runs(ocil_command: Call, tmp_path: Path) -> None:
     save(tmp_path / "runs", resolve("er", "cifar100"), seeds=11)
     (cell,) = (tmp_path / "runs").iterdir()

@@ -56,6 +56,8 @@ def example_images(paths: Sequence[Path], data_dir: Path | None) -> tuple[list[D
             )
         elif not result.same_images(load(config.dataset, data_dir)):
             warnings.append(f"{config.dataset} has changed since {folder.path} was run: no example images of it.")
+        elif not load(config.dataset, data_dir).is_images:
+            warnings.append(f"{folder.path} learned from vectors, which no figure shows: no example images of it.")
         elif (encoder := Encoder.of(config.learner)) and missing(load(config.dataset, data_dir), encoder, data_dir):
             warnings.append(f"the features that {folder.path} learned from are not there: no example images of it.")
         else:
