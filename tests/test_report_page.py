@@ -424,11 +424,12 @@ def test_each_published_number_counts_once(tmp_path: Path) -> None:
     for precision, level in (("bf16", 0.201), ("tf32", 0.9)):
         save(tmp_path, resolve("er", "cifar100", settings={"precision": precision}), level=level)
     save(tmp_path, resolve("mir", "cifar100", settings={"precision": "bf16"}), level=0.9)
+    save(tmp_path, resolve("gss", "cifar100", settings={"precision": "bf16"}), level=0.9, seeds=2)  # without interval
     found = collect([tmp_path])
     (shown,) = (r for r in rows_of(csv_of(table1(found))) if r["method"] == "er" and r["mean"])
     assert float(shown["mean"]) < 50  # in bf16, as most
     assert agreement(found.cells, PAPER).startswith(
-        "Measured with more than one seed: 2 of the published accuracies. With 1 of"
+        "Measured with three seeds or more: 2 of the published accuracies. With 1 of"
     )
 
 

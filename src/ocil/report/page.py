@@ -129,14 +129,14 @@ def _figure_columns(collection: Collection, drawings: Sequence[Drawing]) -> list
 
 def agreement(cells: Sequence[MeasuredCell], paper: Paper) -> str:
     """A sentence about how many published accuracies agree with those measured. Each counts once, in however many
-    precisions it was measured.
+    precisions it was measured. One seed or two have no interval, and do not count.
     """
     pairs = ((cell.summary.average_accuracy, published_accuracy(cell, paper)) for cell in one_per_column(cells))
     known = [verdict for value, published in pairs if (verdict := overlap(value, published)) is not None]
     if not known:
         return ""
     return (
-        f"Measured with more than one seed: {len(known)} of the published accuracies. With {sum(known)} of them the "
+        f"Measured with three seeds or more: {len(known)} of the published accuracies. With {sum(known)} of them the "
         "measured and the published interval overlap."
     )
 
