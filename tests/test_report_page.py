@@ -30,6 +30,7 @@ from ocil.report.collect import collect, read
 from ocil.report.comparison import ComparedTable, compared_tables, published_accuracy
 from ocil.report.entries import entries
 from ocil.report.examples import _names
+from ocil.report.figures import _accuracy
 from ocil.report.formatting import percent
 from ocil.report.page import agreement
 from ocil.report.papers import ColumnKey, Published, load
@@ -276,6 +277,26 @@ def cell_of(config: RunConfig, level: float = 0.5, seeds: int = 3, spread: float
         matrix = [[value] * config.stream.tasks] * config.stream.tasks
         results.append(replace(made_up(replace(config, seed=seed)), matrix=matrix))
     return MeasuredCell(tuple(FinishedRun(Path("x"), result) for result in results), summarise(results))
+
+
+def test_curves_with_and_without_reviews() -> None:
+    """Where there are many, each method is shown with the review trick alone, if it was run with it; with the same
+    settings, if these differ."""
+
+    def shown(*configs: RunConfig) -> list[str]:
+        found = entries([cell_of(config) for config in configs])
+        (sketch,) = _accuracy(found.columns[0], found.at(found.columns[0]))
+        return sorted(sketch.args[0])
+
+    def configs(name: str, review: bool, *rates: float) -> list[RunConfig]:
+        return [resolve(name, "cifar100", review=review, settings={"lr": rate}) for rate in rates]
+
+    both = shown(*configs("er", False, 0.2, 0.3, 0.4, 0.5, 0.6), *configs("er", True, 0.2, 0.3, 0.4, 0.5))
+    assert both == ["er lr=0.6", "er-rv lr=0.2", "er-rv lr=0.3", "er-rv lr=0.4", "er-rv lr=0.5"]
+    plain = ("mir", "gss", "aser", "er-ace", "dvc", "pcr", "derpp")
+    usual = [resolve(name, "cifar100", review=False) for name in ("afs", *plain, "er")]
+    assert shown(*usual) == sorted(["afs-no-rv", *plain, "er"])
+    assert shown(*usual, resolve("afs", "cifar100")) == sorted(["afs", *plain, "er"])
 
 
 def test_overlap_best_and_second() -> None:

@@ -151,9 +151,7 @@ def _accuracy(column: MeasuredColumn, cells: Mapping[str, MeasuredCell]) -> Iter
     rows = {name: cell for name, cell in cells.items() if len(cell.summary.accuracy_curve) > 1}
     left_out = ""
     if len(rows) > CROWD:
-        labels = {name: Label.parse(name) for name in rows}
-        twice = {label.method for label in labels.values() if label.review}
-        rows = {n: cell for n, cell in rows.items() if n not in twice and labels[n].review is not False}
+        rows = _with_review(rows)
         left_out = "Methods that were run with and without the review trick are shown with it. "
         best = sorted(rows, key=lambda name: -rows[name].summary.average_accuracy.mean)[:MOST_CURVES]
         left_out += f"The {len(best)} most accurate ones. " if len(best) < len(rows) else ""
@@ -170,6 +168,19 @@ def _accuracy(column: MeasuredColumn, cells: Mapping[str, MeasuredCell]) -> Iter
             "tasks learned" if has_tasks(rows.values()) else "evaluations",
             told_apart=[rows],
         )
+
+
+def _with_review(cells: Mapping[str, MeasuredCell]) -> dict[str, MeasuredCell]:
+    """The cells without those that are there with the review trick too, under a name that is else the same."""
+    labels = {name: Label.parse(cell.label) for name, cell in cells.items()}
+    behind = {name: name.removeprefix(cell.label) for name, cell in cells.items()}
+
+    def is_shown(name: str) -> bool:
+        of, review = labels[name]
+        others = {None: (Label(of, True),), True: (), False: (Label(of),)}[review]
+        return not any(f"{other}{behind[name]}" in cells for other in others)
+
+    return {name: cell for name, cell in cells.items() if is_shown(name)}
 
 
 def _balance(column: MeasuredColumn, cells: Mapping[str, MeasuredCell]) -> Iterator[Sketch]:
