@@ -9,6 +9,7 @@ import torch
 
 from ocil.learning.memory import Memory, SlotNumbers
 from ocil.methods import METHODS, method
+from ocil.methods.er_ace import kept_classes
 from ocil.methods.gdumb import BalancedMemory
 from ocil.networks import NOT_MET
 from ocil.online.images import ImageFormat
@@ -114,13 +115,39 @@ def test_every_method_learns_the_label_of_a_correction(model: Model, label: str)
     assert model.numbers[label] in learner.classes_met
 
 
-@pytest.mark.parametrize("name", ["pcr", "gsa"])
-def test_a_class_that_came_by_correction_is_predicted(name: str, quick_convolution: None) -> None:
-    learner = make(name)
+def after_a_correction(name: str, **settings: Any) -> Any:
+    """A learner that has learned class 0, and whose memory has two samples of class 2 by correction alone."""
+    learner = make(name, **settings)
     learner.learn(batch(0)[0], torch.zeros(len(batch(0)[0]), dtype=torch.int64))
     learner.relabel([0, 1], 2)
+    return learner
+
+
+@pytest.mark.parametrize("name", ["pcr", "gsa", "stride"])
+def test_a_class_that_came_by_correction_is_predicted(name: str, quick_convolution: None) -> None:
+    learner = after_a_correction(name)
     learner.relabel([], 3)
     assert learner.scores(batch(1)[0]).ne(NOT_MET).any(0).nonzero().flatten().tolist() == [0, 2]
+
+
+def test_a_review_learns_a_class_that_came_by_correction(quick_convolution: None) -> None:
+    learner = after_a_correction("stride", seen_only=True)
+    learner.review()
+    assert float(learner.last_loss) < 100  # a class left out of a softmax costs 10,000
+
+
+def test_a_class_that_came_by_correction_is_not_pushed_down(quick_convolution: None) -> None:
+    """By the stream, as a class that is still to come would be."""
+    seen = after_a_correction("er-ace", future="unseen").seen_classes
+    assert kept_classes(torch.tensor([0]), seen, "unseen").tolist() == [True, True, False, True, True, True]
+
+
+def test_a_class_that_came_by_correction_is_old_after_the_task(quick_convolution: None) -> None:
+    learner = after_a_correction("ocm")
+    learner.relabel([], 3)
+    learner.task_ended()
+    assert learner.old_classes.tolist() == [True, False, True, False, False, False]
+    assert learner.old_count == 2
 
 
 def small(size: int) -> Memory:

@@ -1,6 +1,7 @@
 """Experience replay with asymmetric cross-entropy (Caccia et al., New Insights on Reducing Abrupt Representation Change
 in Online Continual Learning, ICLR 2022)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -96,6 +97,13 @@ class ERACE(Learner):
     def prepare(self, x: Tensor, augmented: bool) -> Tensor:
         """Network inputs of stored images, shifted and flipped at random if ``augmented``."""
         return self.inputs(shift_and_flip(x, self.config.pad, self.rng["augment"]) if augmented else x)
+
+    @torch.no_grad()
+    def relabel(self, slots: Sequence[int], label: int) -> None:
+        """A class that a sample gets counts as seen: stream batches do not push it down as a future one."""
+        super().relabel(slots, label)
+        if slots:
+            self.seen_classes[label] = True
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         return losses.cross_entropy(self.network(self.prepare(x, self.config.review_augment)), y)

@@ -2,6 +2,7 @@
 Mutual Information Maximization, ICML 2022)."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -188,6 +189,13 @@ class OCM(Learner):
     def load_state(self, state: dict[str, Tensor], generators: bool = True) -> None:
         super().load_state(state, generators)
         self.old_count = int(self.old_classes.sum())
+
+    @torch.no_grad()
+    def relabel(self, slots: Sequence[int], label: int) -> None:
+        """A class that a sample gets counts as seen, and from the next task's end on as an old one."""
+        super().relabel(slots, label)
+        if slots:
+            self.seen_classes[label] = True
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         return losses.cross_entropy(self.network(self.views(x)), y)

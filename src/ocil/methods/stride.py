@@ -4,6 +4,7 @@ It is AFS with its compute spent in another way: several small steps in the plac
 with logits that are adjusted by how often each class was seen lately.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -235,6 +236,13 @@ class Stride(Learner):
 
     def view(self, x: Tensor) -> Tensor:
         return self.random_views(to_float(x), self.rng["augment"])
+
+    @torch.no_grad()
+    def relabel(self, slots: Sequence[int], label: int) -> None:
+        """A class that a sample gets counts as seen: a review, which may come first, learns it."""
+        super().relabel(slots, label)
+        if slots:
+            self.seen_classes[label] = True
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         logits = self.network(self.view(x) if self.config.review_views else to_float(x))
