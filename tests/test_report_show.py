@@ -58,6 +58,18 @@ def test_one_run_by_its_folder_or_its_file(ocil_command: Call, root: Path) -> No
     assert ocil_command("show", folder / "result.json").out == said.out
 
 
+def test_the_table_of_a_single_cell(ocil_command: Call, root: Path) -> None:
+    """One that is asked for is printed, in place of all that is known of the cell."""
+    said = ocil_command("show", cell_folder(root), "--markdown")
+    assert said.code == 0, said.err
+    assert said.out.splitlines()[-1] == "| CIFAR-100, memory 5000 | 32.5 ± 1.6 |"
+    said = ocil_command("show", cell_folder(root), "--measure", "forgetting")
+    assert said.code == 0, said.err
+    assert "Forgetting in percent, mean over seeds" in said.out
+    assert "'fun' is no measure of a result." in one_error(ocil_command("show", root, "--measure", "fun"))
+    assert "'fun' is no measure of a result." in one_error(ocil_command("show", cell_folder(root), "--measure", "fun"))
+
+
 def test_json(ocil_command: Call, root: Path) -> None:
     said = ocil_command("show", cell_folder(root), "--json")
     content = json.loads(said.out)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ocil.report.papers import Paper
 
 
+USUAL = "accuracy"
+"""The measure that ``ocil show`` compares. Of one cell it prints all."""
+
+
 def _are_there(_: object, paths: tuple[Path, ...]) -> None:
     for path in paths:
         if not path.exists():
@@ -127,7 +131,7 @@ def show(
     against: Annotated[str, Parameter(name="--against", show_default=False)] = "",
     methods: Annotated[tuple[str, ...], Parameter(name="--methods"), WORDS] = (),
     seeds: Annotated[str, Parameter(name="--seeds", show_default=False)] = "",
-    measure: Annotated[str, Parameter(name="--measure")] = "accuracy",
+    measure: Annotated[str, Parameter(name="--measure")] = USUAL,
     markdown: Annotated[bool, Parameter(name="--markdown"), FLAG] = False,
     as_json: Json = False,
 ) -> None:
@@ -165,7 +169,7 @@ def show(
     found = collect(runs, read_seeds(seeds) if seeds else None)
     if not found.cells:
         raise OcilError(f"{runs[0]} holds long-tailed runs: see them with ocil longtail table {runs[0]}")
-    if len(found.cells) > 1 or against or methods:
+    if len(found.cells) > 1 or against or methods or markdown or measure != USUAL:
         _show_several(found, against, methods, measure, markdown, as_json)
         return
     cell, warnings = _with_references(found, runs)
