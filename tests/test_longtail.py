@@ -88,6 +88,12 @@ def test_a_cut_that_cannot_be(balanced: Dataset, open_share: float, validation: 
         data.cut(balanced, 10, open_share, validation, 0)
 
 
+def test_a_class_of_one_image_cannot_be_cut() -> None:
+    """No number of validation images would do."""
+    with pytest.raises(OcilError, match="has a class of one training image, and a long tail needs two or more"):
+        data.cut(numbered([60, 60, 1]), 10, 0.0, 1, 0)
+
+
 def test_without_open_classes(balanced: Dataset) -> None:
     split = data.cut(balanced, 10, 0.0, 10, 0)
     assert (len(split.classes), len(split.open_x), split.open_classes) == (10, 0, ())

@@ -129,6 +129,11 @@ def cut(dataset: Dataset, imbalance: float, open_share: float, validation: int, 
     most = min(map(len, members)) - validation
     if validation < 1 or most < 1:
         fewest = min(map(len, members))
+        if fewest == 1:
+            raise OcilError(
+                f"{dataset.name} has a class of one training image, and a long tail needs two or more: to train with, "
+                "and to validate with."
+            )
         raise OcilError(
             f"validation = {validation}: {dataset.name} has {fewest} images of a class; take 1 to {fewest - 1}."
         )
