@@ -280,6 +280,10 @@ def test_missing_datasets_are_said_at_once(ocil_command: Call, tmp_path: Path, t
     assert "Left out, 4 cells: CIFAR-10 is not in" in said.err
     assert [cell["label"] for cell in json.loads(said.out)["cells"]] == ["er", "afs"]
     assert ocil_command(*words, "--only", "dataset=tiny", "--json").code == 0
+    path.write_text(path.read_text().replace('["er", "afs"]', '"er"').replace(', "mini_imagenet"', ""))
+    said = ocil_command(*words, "--skip-missing", "--json")
+    assert "Left out, 1 cell: CIFAR-10 is not in" in said.err
+    assert "1 run is finished already." in said.err
     assert "nothing is left" in one_error(ocil_command(*words, "--only", "dataset=cifar10", "--skip-missing"))
 
 

@@ -153,6 +153,8 @@ def test_a_search_from_start_to_end(tune: Tune, six: Dataset, tmp_path: Path) ->
     assert shown.code == 0
     assert "4 runs are finished already." in shown.err
     assert shown.err.count("seed") == 2
+    assert "er on the first 2 tasks of six" in shown.out
+    assert "er on the first task of six" in tune("er", "--grid", "lr=0.1", "--tasks", 1, "--seeds", 1, out="one").out
     assert "chosen" in shown.out
     assert "Learned from 72 and scored on 8 training images of those tasks; 2 seeds per point." in shown.out
     assert "To run it: ocil run er " in shown.out

@@ -170,7 +170,8 @@ class CellTable(Display):
     def __enter__(self) -> Self:
         self.started = time.monotonic()
         if self.known:
-            self.console.print(f"{len(self.known)} runs are finished already.", markup=False, highlight=False)
+            are = "1 run is" if len(self.known) == 1 else f"{len(self.known)} runs are"
+            self.console.print(f"{are} finished already.", markup=False, highlight=False)
         return super().__enter__()
 
     def on_event(self, run: Run, event: Event) -> None:

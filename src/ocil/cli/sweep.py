@@ -140,7 +140,10 @@ def _without(experiment: "Experiment", missing: dict[str, str]) -> "Experiment":
     kept = tuple(cell for cell in experiment.cells if cell.config.dataset not in missing)
     if not kept:
         raise OcilError(f"nothing is left: {missing_text(missing)}")
-    console.info(f"Left out, {len(experiment.cells) - len(kept)} cells: {missing_text(missing)}")
+    from ocil.report.formatting import count
+
+    left_out = count(len(experiment.cells) - len(kept), "cell")
+    console.info(f"Left out, {left_out}: {missing_text(missing)}")
     return replace(experiment, cells=kept)
 
 

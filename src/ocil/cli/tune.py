@@ -133,7 +133,8 @@ def _print_scores(search: "Search", scores: "list[Estimate | None]", choice: "Ch
     shown = ["failed" if score is None else percent(score) for score in scores]
     chosen = ["chosen" if number == choice.number else "" for number in range(len(scores))]
     rows = [(*as_texts(point).values(), *rest) for point, *rest in zip(search.points, shown, chosen, strict=True)]
-    title = f"{choice.config.label} on the first {search.tasks} tasks of {Path(search.dataset).stem}"
+    first = "task" if search.tasks == 1 else f"{search.tasks} tasks"
+    title = f"{choice.config.label} on the first {first} of {Path(search.dataset).stem}"
     console.print_table((*search.space.values, "accuracy on held-out images %", ""), rows, title)
     data, least, most = search.split.data, min(search.samples), max(search.samples)
     learned = str(least) if least == most else f"{least} to {most}"
