@@ -152,6 +152,24 @@ def test_a_table_of_another_paper(example: Path, tmp_path: Path) -> None:
     assert forgetting.text
 
 
+def test_all_values_of_a_setting_of_any_kind(tmp_path: Path) -> None:
+    """Also of one whose values are lists; a row that changes another setting too is a row of its own."""
+    table = 'name = "t"\ntitle = ""\ncaption = ""\nheading = ""\nmemory = {cifar10 = [1000]}\nlabel = "er"\n'
+
+    def rows(setting: str, *given: str) -> list[tuple[str, bool]]:
+        path = tmp_path / "paper.toml"
+        listed = ", ".join(f'{{name = "{number}", settings = {{{one}}}}}' for number, one in enumerate(given))
+        path.write_text(f'citation = ""\n[[tables]]\n{table}all_values = "{setting}"\nrows = [{listed}]\n')
+        (found,) = compared_tables(collect([tmp_path / "runs"]), papers.load(str(path)))
+        return [(row.name, row.numbers[0].cell is not None) for row in found.grids[0].rows]
+
+    for settings in ({"lr": 0.2}, {"lr": 0.3}, {"task_sizes": "4,3,3", "tasks": 3}):
+        save(tmp_path / "runs", resolve("er", "cifar10", settings=settings))
+    assert rows("lr", "lr = 0.2", "", "momentum = 0.9") == [("1", False), ("2", False), ("0", True), ("0.3", True)]
+    lists = rows("task_sizes", "tasks = 3, task_sizes = [4, 3, 3]", "", "tasks = 2, task_sizes = [5, 5]")
+    assert lists == [("1", False), ("0", True), ("2", False)]
+
+
 def test_a_paper_without_a_table_of_all_methods(tmp_path: Path) -> None:
     path = tmp_path / "paper.toml"
     path.write_text(

@@ -12,6 +12,7 @@ from ocil.report.cells import Collection, MeasuredCell, pick, settings_text, tit
 from ocil.report.papers import ACCURACY, MEASURE_HEADINGS, ColumnKey, Paper, PaperRow, PaperTable, Published
 from ocil.report.ranking import top_two
 from ocil.runs.settings import as_argument
+from ocil.streams import StreamConfig
 from ocil.text import number_text
 
 
@@ -176,14 +177,28 @@ def _with_measured_values(collection: Collection, table: PaperTable) -> tuple[Pa
     setting = table.all_values
     if not setting:
         return table.rows
-    usual = getattr(method(Label.parse(table.label).method).learner_class.Config(), setting, None)
-    rows = {row.settings.get(setting, usual): row for row in table.rows}
+    of_method = method(Label.parse(table.label).method).learner_class.Config()
+    usual = getattr(of_method, setting, getattr(StreamConfig(), setting, None))
+
+    def place_of(row: PaperRow) -> tuple[Any, ...]:
+        return _by_size(row.settings.get(setting, usual))
+
+    def is_about_it(row: PaperRow) -> bool:
+        return row.label == table.label and row.settings.keys() <= {setting}
+
+    others = [row for row in table.rows if not is_about_it(row)]
+    rows = {place_of(row): row for row in table.rows if is_about_it(row)}
     for cell in collection.cells:
         here = cell.label == table.label and cell.column.memory in table.memory.get(cell.config.dataset, ())
         if here and set(cell.row_settings) == {setting}:
-            value = cell.row_settings[setting]
-            rows.setdefault(value, PaperRow(as_argument(value), table.label, cell.row_settings))
-    return tuple(rows[value] for value in sorted(rows, key=lambda value: (isinstance(value, str), value)))
+            row = PaperRow(as_argument(cell.row_settings[setting]), table.label, cell.row_settings)
+            rows.setdefault(place_of(row), row)
+    return tuple(sorted([*rows.values(), *others], key=place_of))
+
+
+def _by_size(value: Any) -> tuple[Any, ...]:
+    """Numbers by their size, and then all else, such as None and lists, by its text."""
+    return (0, value, "") if isinstance(value, int | float) else (1, 0, as_argument(value))
 
 
 def _row(

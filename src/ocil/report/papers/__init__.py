@@ -234,7 +234,8 @@ class _Reader:
                 raise self._mistake(at, f"it must be a list of {len(columns)} numbers, one per column")
             pairs = zip(columns, (self._number(number, at) for number in numbers), strict=True)
             published |= {column: number for column, number in pairs if number}
-        return PaperRow(**found | {"name": found["name"] or label, "label": label, "published": published})
+        named = {"name": found["name"] or label, "label": label, "settings": _as_held(found["settings"])}
+        return PaperRow(**found | named | {"published": published})
 
     def _number(self, value: Any, place: str) -> Published | None:
         """``42.3``, ``[42.3]`` or ``[42.3, 0.4]``; ``[]`` where nothing was published."""
@@ -285,6 +286,13 @@ class _Reader:
 
     def _mistake(self, place: str, what: str) -> OcilError:
         return OcilError(f"{self.path}: {place}: {what}.")
+
+
+def _as_held(value: Any) -> Any:
+    """Settings of a file as runs have them: a list is a tuple there."""
+    if isinstance(value, dict):
+        return {name: _as_held(each) for name, each in value.items()}
+    return tuple(map(_as_held, value)) if isinstance(value, list) else value
 
 
 def _is_number(value: Any) -> bool:
