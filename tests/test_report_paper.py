@@ -152,6 +152,14 @@ def test_a_table_of_another_paper(example: Path, tmp_path: Path) -> None:
     assert forgetting.text
 
 
+def test_all_values_of_a_method_that_is_not_known_here(example: Path, tmp_path: Path) -> None:
+    example.write_text(example.read_text().replace('label = "er" #', 'label = "foo"\nall_values = "lr" #'))
+    paper = papers.load(str(example))
+    assert [table.all_values for table in paper.tables] == ["", "lr"]
+    save(tmp_path / "runs", resolve("er", "cifar100"))
+    assert [each.table.name for each in compared_tables(collect([tmp_path / "runs"]), paper)] == ["table1"]
+
+
 def test_all_values_of_a_setting_of_any_kind(tmp_path: Path) -> None:
     """Also of one whose values are lists; a row that changes another setting too is a row of its own."""
     table = 'name = "t"\ntitle = ""\ncaption = ""\nheading = ""\nmemory = {cifar10 = [1000]}\nlabel = "er"\n'

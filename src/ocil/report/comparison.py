@@ -177,8 +177,9 @@ def _with_measured_values(collection: Collection, table: PaperTable) -> tuple[Pa
     setting = table.all_values
     if not setting:
         return table.rows
-    of_method = method(Label.parse(table.label).method).learner_class.Config()
-    usual = getattr(of_method, setting, getattr(StreamConfig(), setting, None))
+    of = METHODS.find(Label.parse(table.label).method)  # a paper may have a method that is not known here
+    defaults = (of.learner_class.Config() if of else None, StreamConfig())
+    usual = next((getattr(each, setting) for each in defaults if hasattr(each, setting)), None)
 
     def place_of(row: PaperRow) -> tuple[Any, ...]:
         return _by_size(row.settings.get(setting, usual))
