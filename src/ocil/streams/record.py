@@ -67,8 +67,9 @@ def record(
 ) -> RecordedBatches:
     """Record all batches of an iterable, which must end. ``Stream.from_batches`` explains batches and options."""
     if not isinstance(batches, Iterable):
-        kind = type(batches).__name__
-        raise OcilError(f"give a list or a generator of (x, y) or (x, y, task) as batches, not {kind}.")
+        raise OcilError(
+            f"give a list or a generator of (x, y) or (x, y, task) as batches, not {type(batches).__name__}."
+        )
     if tasks is not None:
         tasks = whole("tasks", tasks, least=1)
     came = _Arrived(layout, list(map(str, classes)) if classes is not None else None)
