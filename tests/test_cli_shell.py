@@ -88,6 +88,7 @@ def test_every_command_is_in_a_group_and_its_help_has_an_example(ocil_command: C
         (["tune"], "ocil tune needs METHOD. See: ocil tune --help"),
         (["data", "import", "x"], "ocil data import needs SOURCE. See: ocil data import --help"),
         (["run", "er", "--set", "seed=3"], "seed is an option of its own, --seed 3."),
+        (["run", "er", "--set", "threads=2", "out=x", "seeds=3"], "--set threads=2: threads is an option"),
         (["compare", "er", "--set", "data_dir=x"], "data_dir is an option of its own, --data-dir x."),
         (["run", "er-rv", "--no-review"], "contradict each other: leave out --no-review, or name er."),
         (["run", "afs-no-rv", "--review"], "contradict each other: leave out --review, or name afs."),

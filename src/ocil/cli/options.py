@@ -167,7 +167,7 @@ class RunOptions:
         """Every setting that was given. ``review``: that of the method's label, which wins."""
         own = {"memory": self.memory, "review": self.review if review is None else review}
         given = read_settings(self.set, **own)
-        for name in OPTIONS_ALONE & given.keys():
+        for name in (name for name in given if name in OPTIONS_ALONE):
             if method and name in _settings_of(method):
                 continue
             option = f"--{name.replace('_', '-')}"

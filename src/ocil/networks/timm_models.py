@@ -29,7 +29,7 @@ def make(name: str) -> Factory:
 
     def factory(input_shape: InputShape, /, own_weights: bool = False, **options: Any) -> nn.Module:
         """``own_weights``: whether timm loads the weights that it offers, from its cache or by a download."""
-        for option in options.keys() & TAKEN.keys():
+        for option in (option for option in options if option in TAKEN):
             raise OcilError(f"network = timm:{name} cannot have the option {option}: {TAKEN[option]}.")
         model: Any = timm.create_model(name, pretrained=own_weights, num_classes=0, **options)
         record = timm.data.resolve_model_data_config(model)
