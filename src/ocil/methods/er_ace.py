@@ -1,7 +1,6 @@
 """Experience replay with asymmetric cross-entropy (Caccia et al., New Insights on Reducing Abrupt Representation Change
 in Online Continual Learning, ICLR 2022)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from ocil.learning import losses
 from ocil.methods._cosine_head import cosine_head
+from ocil.methods._seen_classes import SeesClasses
 from ocil.methods.base import Learner
 from ocil.methods.config import REVIEW, LearnerConfig, Problem
 from ocil.methods.recorded_losses import total
@@ -42,7 +42,7 @@ class ERACEConfig(LearnerConfig):
     minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"scale": 1e-6, "pad": 0}
 
 
-class ERACE(Learner):
+class ERACE(SeesClasses):
     """Step: cross-entropy of the stream batch over its own and future classes only, so that it does not push old ones
     down; plus cross-entropy of a random memory batch over all classes, in a pass of its own; one SGD step; the stream
     batch enters the reservoir.
@@ -62,7 +62,7 @@ class ERACE(Learner):
         self, config: ERACEConfig, problem: Problem, seed: int = 0, device: torch.device | str = "cpu"
     ) -> None:
         super().__init__(config, problem, seed, device)
-        self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
+        self.seen_classes = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         if config.head == "cosine":
             size, head_seed = self.network.feature_size, derive(seed, "head")
             head = cosine_head(size, problem.classes, config.scale, head_seed, config.growing)
@@ -97,13 +97,6 @@ class ERACE(Learner):
     def prepare(self, x: Tensor, augmented: bool) -> Tensor:
         """Network inputs of stored images, shifted and flipped at random if ``augmented``."""
         return self.inputs(shift_and_flip(x, self.config.pad, self.rng["augment"]) if augmented else x)
-
-    @torch.no_grad()
-    def relabel(self, slots: Sequence[int], label: int) -> None:
-        """A class that a sample gets counts as seen: stream batches do not push it down as a future one."""
-        super().relabel(slots, label)
-        if slots:
-            self.seen_classes[label] = True
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         return losses.cross_entropy(self.network(self.prepare(x, self.config.review_augment)), y)

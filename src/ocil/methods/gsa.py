@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ocil import networks
 from ocil.learning import losses
+from ocil.methods._seen_classes import SeesClasses
 from ocil.methods._standardised import Standardise, StandardisedConfig
 from ocil.methods._tasks import StoredTasks, drawn_among
 from ocil.methods.base import Learner
@@ -41,7 +42,7 @@ class GSAConfig(StandardisedConfig):
     minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"current_batch": 1, "warm_up": 0}
 
 
-class GSA(Learner):
+class GSA(SeesClasses):
     """Step: the stream batch and memory images of its task, mirrored and augmented: cross-entropy among the classes of
     the task. Then a set that is balanced between these and memory images of earlier tasks, mirrored: twice the
     cross-entropy over all classes seen, weighed by how much each class has been pushed up and down so far. One step of
@@ -67,7 +68,7 @@ class GSA(Learner):
         )
         self.tasks = StoredTasks(self.memory)
         self.task_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
-        self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
+        self.seen_classes = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.pulled: Tensor = nn.Buffer(torch.zeros(problem.classes, device=self.device))
         """How much images of each class have pulled its logit up so far."""
         self.pushed: Tensor = nn.Buffer(torch.zeros(problem.classes, device=self.device))
@@ -144,11 +145,9 @@ class GSA(Learner):
 
     @torch.no_grad()
     def relabel(self, slots: Sequence[int], label: int) -> None:
-        """A class that a sample gets counts as seen, and as one of the present task if the sample is of this task:
-        elsewhere a softmax would leave out the class of a sample that it learns."""
+        """A class that a sample of the present task gets counts as one of this task: its logit is left in then."""
         super().relabel(slots, label)
         if slots:
-            self.seen_classes[label] = True
             self.task_classes[label] |= self.tasks.are(self.tasks_ended)[list(slots)].any()
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 Mutual Information Maximization, ICML 2022)."""
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -14,6 +13,7 @@ from ocil import networks
 from ocil.errors import OcilError
 from ocil.learning import losses
 from ocil.learning.views import RandomViews
+from ocil.methods._seen_classes import SeesClasses
 from ocil.methods._standardised import Standardise, StandardisedConfig
 from ocil.methods.base import Learner
 from ocil.methods.config import LearnerConfig, Problem
@@ -54,7 +54,7 @@ class OCMConfig(StandardisedConfig):
         return replace(super().random_views(), flip=self.flip)
 
 
-class OCM(Learner):
+class OCM(SeesClasses):
     """Step: contrast of 16 turned variants of each stream image, raw and augmented. In the first task, plus the
     cross-entropy of the stream. Later, plus the same contrast and the cross-entropy of a memory batch, whose outputs
     are also kept close to those of the last task's model. One SGD step; the raw stream batch enters the reservoir.
@@ -84,7 +84,7 @@ class OCM(Learner):
         self.previous_projection = copy.deepcopy(self.projection).requires_grad_(False)
         self.optimizer = self.make_optimizer()
         self.old_count = 0  # how many old classes there are, on the host
-        self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
+        self.seen_classes = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.old_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.standard = Standardise(channels, self.device, config.normalise and not self.network.normalises)
 
@@ -189,13 +189,6 @@ class OCM(Learner):
     def load_state(self, state: dict[str, Tensor], generators: bool = True) -> None:
         super().load_state(state, generators)
         self.old_count = int(self.old_classes.sum())
-
-    @torch.no_grad()
-    def relabel(self, slots: Sequence[int], label: int) -> None:
-        """A class that a sample gets counts as seen, and from the next task's end on as an old one."""
-        super().relabel(slots, label)
-        if slots:
-            self.seen_classes[label] = True
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         return losses.cross_entropy(self.network(self.views(x)), y)

@@ -3,7 +3,6 @@ Class-Incremental Continual Learning, CVPR 2023) and its successor HPCR (Lin et 
 Contrastive Replay for Online Continual Learning, TNNLS 2025)."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from ocil import networks
 from ocil.learning import losses
 from ocil.methods._cosine_head import cosine_head, unit
+from ocil.methods._seen_classes import SeesClasses
 from ocil.methods._stored_outputs import StoredOutputs, squared_difference
 from ocil.methods.base import Learner
 from ocil.methods.config import AugmentedConfig, LearnerConfig, Problem
@@ -61,7 +61,7 @@ class PCRConfig(AugmentedConfig):
     }
 
 
-class PCR(Learner):
+class PCR(SeesClasses):
     """Step: the stream batch, raw and augmented, passes; then a random memory batch does; each of their features is
     contrasted with the proxies (the weights of a cosine head) of all labels in both; one SGD step; the raw stream batch
     enters the reservoir. The first batch is only stored. ``hybrid`` makes it HPCR.
@@ -89,7 +89,7 @@ class PCR(Learner):
         head = cosine_head(size, problem.classes, scale, derive(seed, "head"), config.growing, EPSILON)
         self.network.head = head.to(self.device)
         self.optimizer = self.make_optimizer()
-        self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
+        self.seen_classes = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.batches_of_task: Tensor = nn.Buffer(torch.zeros((), dtype=torch.int64, device=self.device))
         self.outputs = StoredOutputs(self.memory, problem.classes, size) if config.hybrid else None
 
@@ -169,13 +169,6 @@ class PCR(Learner):
     def task_ended(self) -> None:
         super().task_ended()
         self.batches_of_task.zero_()
-
-    @torch.no_grad()
-    def relabel(self, slots: Sequence[int], label: int) -> None:
-        """A class that a sample gets counts as seen: memory batches contrast its proxy from now on."""
-        super().relabel(slots, label)
-        if slots:
-            self.seen_classes[label] = True
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         _, logits, labels = self.outputs_of(x, y)

@@ -4,7 +4,6 @@ It is AFS with its compute spent in another way: several small steps in the plac
 with logits that are adjusted by how often each class was seen lately.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +14,7 @@ from ocil import kernels
 from ocil.errors import OcilError
 from ocil.learning import losses
 from ocil.methods._cosine_head import cosine_head
+from ocil.methods._seen_classes import SeesClasses
 from ocil.methods.base import Learner
 from ocil.methods.config import AugmentedConfig, LearnerConfig, Problem
 from ocil.methods.gdumb import BalancedMemory
@@ -113,7 +113,7 @@ class StrideConfig(AugmentedConfig):
         return self.views + self.raw
 
 
-class Stride(Learner):
+class Stride(SeesClasses):
     """Step, taken several times for each stream batch: revised focal loss plus virtual distillation on the stream
     batch; the same on a new random memory batch, each image in two random views; logits of both adjusted by the running
     label frequency; one SGD step. Then the raw stream batch enters the reservoir. Reviews are those of AFS.
@@ -145,7 +145,7 @@ class Stride(Learner):
         self.loss_settings["focal"] = config.loss == "rfl"
         self.frequency: Tensor = nn.Buffer(torch.zeros(problem.classes, device=self.device))
         """How often each class was seen in the last steps, on any scale."""
-        self.seen_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
+        self.seen_classes = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.drawn = config.memory_batch or config.images // config.copies
         """Memory images of a step; until the first stream batch tells its size, the most there can be."""
         if config.balanced_memory:
@@ -236,13 +236,6 @@ class Stride(Learner):
 
     def view(self, x: Tensor) -> Tensor:
         return self.random_views(to_float(x), self.rng["augment"])
-
-    @torch.no_grad()
-    def relabel(self, slots: Sequence[int], label: int) -> None:
-        """A class that a sample gets counts as seen: a review, which may come first, learns it."""
-        super().relabel(slots, label)
-        if slots:
-            self.seen_classes[label] = True
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         logits = self.network(self.view(x) if self.config.review_views else to_float(x))

@@ -1,0 +1,21 @@
+"""Which classes have come, for the methods that treat those yet to come apart."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ocil.methods.base import Learner
+
+
+class SeesClasses(Learner):
+    """A learner with ``seen_classes``, which its ``learn`` keeps up: a class that a correction brings has come too."""
+
+    seen_classes: Tensor
+    """Whether each class has come, in a stream batch or by a correction."""
+
+    @torch.no_grad()
+    def relabel(self, slots: Sequence[int], label: int) -> None:
+        super().relabel(slots, label)
+        if slots:
+            self.seen_classes[label] = True
