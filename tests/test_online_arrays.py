@@ -219,7 +219,10 @@ def test_labels_that_are_floats_are_whole_numbers() -> None:
         (("long.npy", "--labels", "y.npy"), "cannot be read"),
         (("text.npy", "--labels", "y.npy"), "cannot be read"),
         (("empty.npy", "--labels", "none.npy"), "empty.npy has no rows"),
+        (("torn.npy", "--labels", "y.npy"), "torn.npy cannot be read: it is damaged"),
         (("text.npz",), "text.npz cannot be read"),
+        (("secret.npz",), "secret.npz cannot be read: it is encrypted"),
+        (("lzma.npz",), "lzma.npz cannot be read: it is damaged"),
         (("zipbomb.npz",), "zipbomb.npz has .* unpacked|'x' of zipbomb.npz has"),
         (("lying.npz",), "lying.npz cannot be read"),
         (("x.npy", "--labels", "y.npy", "--vectors", 9), "--vectors 9 was given"),
@@ -228,8 +231,6 @@ def test_labels_that_are_floats_are_whole_numbers() -> None:
     ],
 )
 def test_files_that_are_refused(words: tuple[Any, ...], reason: str, folder: Path, ocil_command: Call) -> None:
-    import re
-
     make_hostile(folder)
     assert re.search(reason, one_error(ocil_command("learn", *words, "--model", "m", *SMALL)))
     assert not (folder / "m").exists()
@@ -256,7 +257,19 @@ def make_hostile(folder: Path) -> None:
     (folder / "cut.npy").write_bytes((folder / "x.npy").read_bytes()[:-4])
     (folder / "long.npy").write_bytes(b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**31) + b" " * 100)
     (folder / "text.npy").write_text("no array")
+    torn = b"{'descr': '<f4', 'shape': (3, "
+    (folder / "torn.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(torn)) + torn)
     (folder / "text.npz").write_text("no archive")
+    secret = bytearray((folder / "both.npz").read_bytes())
+    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        for found in re.finditer(re.escape(mark), bytes(secret)):
+            secret[found.start() + flags] |= 1
+    (folder / "secret.npz").write_bytes(secret)
+    with zipfile.ZipFile(folder / "lzma.npz", "w", zipfile.ZIP_LZMA) as archive:
+        archive.write(folder / "x.npy", "x.npy")
+    broken = bytearray((folder / "lzma.npz").read_bytes())
+    broken[60:400] = b"\xff" * 340
+    (folder / "lzma.npz").write_bytes(broken)
     with zipfile.ZipFile(folder / "lying.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", header.getvalue() + bytes(100))
     with zipfile.ZipFile(folder / "zipbomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:

@@ -7,7 +7,6 @@ columns lie together. A file that is cut short while it is read is an error, not
 
 import io
 import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ocil.data.archive import content_offset, is_stored
+from ocil.data.archive import ENCRYPTED, content_offset, is_stored
 from ocil.data.inputs import EXACT
 from ocil.data.mapped import RowReader, mapped
 from ocil.data.npy import read_header
@@ -183,11 +182,12 @@ def _array(path: Path, chosen: Sequence[str], usual: str, option: str) -> NDArra
             with path.open("rb") as file:
                 return _in_file(path, file, 0, path.stat().st_size)
         return _from_archive(path, chosen, usual, option)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, OverflowError) as error:
-        if isinstance(error, OcilError):
-            raise
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-        raise OcilError(f"{path} cannot be read: {reason}.") from None
+    except (OcilError, MemoryError):
+        raise
+    except Exception as error:  # a broken file can fail in any way, down to numpy's parsing of Python source
+        in_words = isinstance(error, OSError | ValueError | EOFError | zipfile.BadZipFile | NotImplementedError)
+        text = " ".join(str(error).split())[:200] if in_words else f"it is damaged ({type(error).__name__})"
+        raise OcilError(f"{path} cannot be read: {getattr(error, 'strerror', None) or text}.") from None
 
 
 def _from_archive(path: Path, chosen: Sequence[str], usual: str, option: str) -> NDArray[Any]:
@@ -200,6 +200,8 @@ def _from_archive(path: Path, chosen: Sequence[str], usual: str, option: str) ->
             known = ", ".join(sorted(there)[:8]) or "nothing"
             raise OcilError(f"{path} has no array '{name}': it has {known}. Name one with {option}.")
         entry = there[name]
+        if entry.flag_bits & ENCRYPTED:
+            raise ValueError("it is encrypted")
         if is_stored(entry):
             start = content_offset(file, entry)
             if start + entry.file_size > path.stat().st_size:
