@@ -221,6 +221,28 @@ def test_the_images_of_a_class_come_with_the_doubtful_first(service: Service) ->
     assert labelling.of_class("a", 1, 1)[1] == found[1:2]
 
 
+def test_the_order_is_that_of_the_version_that_predicts(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each image is predicted once, also where predictions are pinned to a version that the model has left behind."""
+    two = np.stack([picture(10), picture(200)])[:, :, :, None]
+    service.writer.submit(two, ["a", "b"]).result(SECONDS)
+    until(lambda: service.statistics.samples == 2)
+    for ask in (service.save_version, service.pin_version):
+        assert service.wait_for_change(ask("first").result(SECONDS).first).result(SECONDS)
+    service.writer.submit(two, ["a", "b"]).result(SECONDS)
+    until(lambda: service.statistics.samples == 4)
+    labelling, predicted = Labelling.of(service), list[int]()
+    real = service.predictor.ask
+    monkeypatch.setattr(service.predictor, "ask", lambda inputs: predicted.append(len(inputs)) or real(inputs))
+    labelling.add([content(5 * n) for n in range(40)])
+    until(lambda: all(one.certainty is not None for one in labelling._entries.values()))
+    assert {one.scored for one in labelling._entries.values()} == {2}
+    for number in range(30, 41):
+        labelling.label(number, "a")
+    until(lambda: all(one.certainty is not None for one in labelling._entries.values()))
+    assert not labelling.rank_some()
+    assert sum(predicted) <= 60  # 40 when they came and 11 when they were labelled
+
+
 def test_all_of_it_survives_a_restart(tmp_path: Path) -> None:
     with running(tmp_path) as service:
         labelling = Labelling.of(service)

@@ -302,7 +302,7 @@ class Labelling:
                 continue
 
     def rank_some(self) -> bool:
-        """Predict some images again whose predictions are older than the model. False if there are none."""
+        """Predict some images again whose predictions are of another model. False if there are none."""
         with self._lock:
             chosen = self._stale()
         if not chosen:
@@ -321,10 +321,10 @@ class Labelling:
 
     def _stale(self) -> list[QueuedImage]:
         """Up to a pass of images: new ones, those at the head of the queue, those of the class that is looked at."""
-        statistics = self.service.statistics
-        if not statistics.labels:
+        current = self.service.predictor.snapshots.current  # not the model, if predictions are pinned to a version
+        if not current.labels:
             return []
-        stale = [one for one in self._entries.values() if one.scored != statistics.samples and one.bytes]
+        stale = [one for one in self._entries.values() if one.scored != current.samples and one.bytes]
         if not stale:
             return []
         front = {one.number for one in heapq.nsmallest(FRONT, (o for o in self._entries.values() if o.waits), _order)}

@@ -82,11 +82,16 @@ class Snapshots:
             self.newest = taken
         return taken
 
+    @property
+    def current(self) -> Snapshot:
+        """What predictions come from now: the pinned snapshot, else the newest one."""
+        return self.pinned or self.newest
+
     @contextmanager
     def reading(self) -> Iterator[Snapshot]:
         """The newest snapshot, or the pinned one. It stays as it is inside the block, whatever is learned meanwhile."""
         with self._lock:
-            found = self.pinned or self.newest
+            found = self.current
             self._read = found.learner
         try:
             yield found
