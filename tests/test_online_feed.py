@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from ocil.data.label_file import LabelledFile
+from ocil.errors import OcilError
 from ocil.online.feed import Feed
 from ocil.online.images import ImageFormat
 from ocil.online.model import Model, Recipe
@@ -39,6 +40,16 @@ def test_a_folder_of_images_below_each_class(tmp_path: Path) -> None:
         Image.new("RGB", (4, 4)).save(tmp_path / "train" / name / "images" / "0.png")
     found = [(sample.name, sample.label) for sample in read_list(tmp_path)]
     assert found == [("cat/images/0.png", "cat"), ("dog/images/0.png", "dog")]
+
+
+def test_names_that_are_not_text(samples: list[LabelledFile], tmp_path: Path) -> None:
+    """A name on Linux may have a byte that is no UTF-8, which Python reads as half of a pair."""
+    odd = [file._replace(name=f"\udcff{file.name}") for file in samples]
+    model = Model(RECIPES["a review"], FORM)
+    assert Feed(model, LabelledImages(odd)).run(tmp_path / "model")
+    assert Feed(Model.load(tmp_path / "model", "cpu"), LabelledImages(odd)).position == len(odd)
+    with pytest.raises(OcilError, match="this list is not the one"):
+        Feed(Model.load(tmp_path / "model", "cpu"), LabelledImages(samples))
 
 
 def learned(folder: Path) -> tuple[Any, ...]:

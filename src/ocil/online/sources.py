@@ -99,7 +99,7 @@ class LabelledImages:
 
     def identities(self, first: int, last: int) -> Iterator[bytes]:
         for file in self.files[first:last]:
-            yield f"{file.name}\0{file.label}\0".encode()
+            yield f"{file.name}\0{file.label}\0".encode(errors="surrogatepass")  # a name need not be text
 
 
 @dataclass(frozen=True)
