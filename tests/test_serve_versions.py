@@ -20,7 +20,9 @@ from ocil.serve.audit import Audit
 from ocil.serve.backup import backup
 from ocil.serve.checkpoints import Note
 from ocil.serve.limits import Limits, RefusedError
+from ocil.serve.log import Log
 from ocil.serve.newest import newest_file
+from ocil.serve.records import Change
 from ocil.serve.service import Service
 from ocil.serve.versions import DESCRIPTION
 from tests.conftest import left_over
@@ -66,6 +68,51 @@ def test_what_was_forgotten_stays_forgotten(tmp_path: Path) -> None:
         make(service, service.restore_version("v"))
         assert labels_in_memory(service) == {1: "b", 3: "c", 4: "a"}
     assert digest(Model.load(tmp_path, "cpu").learner) == digest(relearned(tmp_path).learner)
+
+
+@pytest.mark.parametrize("lost", ["a record", "the end", "the file"])
+def test_what_was_forgotten_stays_forgotten_where_the_log_is_damaged(tmp_path: Path, lost: str) -> None:
+    """A part of the log that only versions need is not read at the start."""
+    options: dict[str, Any] = {"keep_log": False, "save_seconds": 1e9}
+    with running(tmp_path, **options) as service:
+        send(service, 4)
+        make(service, service.save_version("v"))
+    with running(tmp_path, **options) as service:
+        make(service, service.forget(2))
+        send(service, 2, first=5)
+    with running(tmp_path, **options) as service:
+        send(service, 2, first=7)
+    segment = sorted((tmp_path / "log").glob("*.log"))[1]
+    whole = segment.read_bytes()
+    if lost == "the file":
+        segment.unlink()
+    else:
+        segment.write_bytes(whole[:60] if lost == "the end" else whole[:60] + b"?" + whole[61:])
+    with running(tmp_path, **options) as service:
+        before = bits(service)
+        outcome = make(service, service.restore_version("v"))
+        assert outcome.refused is not None
+        assert outcome.refused.startswith("the log has lost 1 of the changes that were made after the version")
+        assert bits(service) == before
+    segment.write_bytes(whole)
+    with running(tmp_path, **options) as service:
+        assert make(service, service.restore_version("v")).refused is None
+        assert labels_in_memory(service) == {1: "b", 3: "b", 4: "a"}
+
+
+def test_changes_that_were_given_up_do_not_keep_a_version_from_being_restored(tmp_path: Path) -> None:
+    with running(tmp_path, save_seconds=1e9) as service:
+        send(service, 4)
+        make(service, service.save_version("v"))
+    log = Log(tmp_path / "log", 4, changes=1)
+    log.append([Change(3, "forget", sample=2)])
+    log.close()
+    options: dict[str, Any] = {"keep_log": False, "save_seconds": 1e9}
+    with running(tmp_path, set_aside_damage=True, **options) as service:
+        assert service.wait_for_change(3).result(SECONDS)
+    with running(tmp_path, **options) as service:
+        assert make(service, service.restore_version("v")).refused is None
+        assert labels_in_memory(service) == {1: "b", 3: "b", 4: "a"}
 
 
 def test_a_name_that_was_used_twice_is_replayed(tmp_path: Path) -> None:

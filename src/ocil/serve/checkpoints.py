@@ -191,9 +191,10 @@ class Checkpoints:
             failed = "the log of what the saved model has learned could not be deleted"
             self.log.forget_newest_if_saved(note.position, note.changes)
             if not self.keep_log:
-                needed = self.versions.needed_from
+                needed, later = self.versions.needed_from, self.versions.changes_needed_from
                 position = note.position if needed is None else min(note.position, max(0, needed - 1))
-                self.log.delete_covered_segments(position, note.changes)
+                kept = note.changes if later is None else min(note.changes, later)
+                self.log.delete_covered_segments(position, note.changes, kept)
             self.trouble = None
         except (WriteError, DamagedError, OSError, MemoryError) as error:
             self.trouble = f"{failed}: {str(error) or type(error).__name__}"

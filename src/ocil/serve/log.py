@@ -211,11 +211,12 @@ class Log:
         write_newest(self.folder, None)
         self.recovered.newest = None
 
-    def delete_covered_segments(self, position: int, changes: int | None = None) -> None:
+    def delete_covered_segments(self, position: int, changes: int | None = None, gaps_after: int | None = None) -> None:
         """Delete the segments that the model on disk, which has learned all samples up to ``position``, needs no more.
 
         ``changes``: those that were made to it; None: all. A change that was not came after all of these samples: it
-        waits only while a step is under way.
+        waits only while a step is under way. ``gaps_after``: gaps among the changes are remembered from this one on;
+        None: from ``changes`` on.
         """
         changes = self.last_change if changes is None else changes
         with self._lock:
@@ -229,7 +230,7 @@ class Log:
                 self._forget_newest()  # before the segment goes
             for path in unneeded:
                 path.unlink(missing_ok=True)
-            self._forget_missing(position, changes)
+            self._forget_missing(position, changes if gaps_after is None else gaps_after)
 
     def _forget_missing(self, position: int, changes: int) -> None:
         """Keep the gaps behind these numbers alone."""

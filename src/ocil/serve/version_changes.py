@@ -1,6 +1,6 @@
 """What changes about versions do, in the learning thread."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ocil.errors import OcilError, WriteError
@@ -8,6 +8,7 @@ from ocil.online.header import reading_note
 from ocil.serve.checkpoints import NOTE, Note
 from ocil.serve.corrections import ChangeOutcome, learn_numbered, stacked_inputs
 from ocil.serve.records import Change, NumberedSample, SampleRecord
+from ocil.serve.recovery import is_known
 from ocil.serve.snapshot import Snapshot, Snapshots
 from ocil.serve.versions import Version, Versions
 
@@ -85,6 +86,12 @@ class VersionChanges:
         trainer = self.trainer
         if change.relearn and (lost := self._lost(version)):
             return ChangeOutcome(refused=f"{lost} samples that came after the version are no longer in the log.")
+        changes = [record for record in trainer.log.records() if isinstance(record, Change)]
+        if lost := self._lost_changes(version, change, changes):
+            return ChangeOutcome(
+                refused=f"the log has lost {lost} of the changes that were made after the version, perhaps removals of "
+                "samples: restore its files from a copy."
+            )
         try:
             found = self.versions.load(version.number, trainer.model)
             with reading_note("the version's service"):
@@ -97,7 +104,7 @@ class VersionChanges:
         trainer.counts = note.counts
         trainer.snapshots.begin_anew()
         last: dict[int, Change] = {}  # by sample; what was forgotten stays so
-        for one in self._changes_before(change):
+        for one in _before(change, changes):
             if one.number > version.changes:
                 trainer.corrections.make(one, False, trainer.stop_if_late)
             if one.sample not in last or last[one.sample].action != "forget":
@@ -140,9 +147,16 @@ class VersionChanges:
             wanted -= set(gap)
         return len(wanted - {sample.number for sample in self._samples_since(version)})
 
-    def _changes_before(self, until: Change) -> list[Change]:
-        """Corrections and removals that are still in the log, in their order: all those of samples after a version, and
-        all that a version does not have. A sample that learning stopped at counts as forgotten from the start.
-        """
-        changes = (record for record in self.trainer.log.records() if isinstance(record, Change) and record.sample)
-        return [change for change in changes if change.number < until.number or change.unlearned]
+    def _lost_changes(self, version: Version, until: Change, logged: Sequence[Change]) -> int:
+        """How many changes between a version and this one are not ``logged``, without those that were given up."""
+        there = {change.number for change in logged}
+        gaps = self.trainer.log.recovered.missing_changes
+        wanted = range(version.number + 1, until.number)
+        return sum(number not in there and not is_known(range(number, number + 1), gaps) for number in wanted)
+
+
+def _before(until: Change, logged: Sequence[Change]) -> list[Change]:
+    """Corrections and removals that are still in the log, in their order: all those of samples after a version, and all
+    that a version does not have. A sample that learning stopped at counts as forgotten from the start.
+    """
+    return [change for change in logged if change.sample and (change.number < until.number or change.unlearned)]

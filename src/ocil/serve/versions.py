@@ -103,6 +103,11 @@ class Versions:
         """The log is needed from this sample on, for versions to be restored; None: there are none."""
         return min((one.position for one in self.all), default=None)
 
+    @property
+    def changes_needed_from(self) -> int | None:
+        """The same of changes."""
+        return min((one.number for one in self.all), default=None)
+
     def save(self, change: Change, model: Model, position: int, scored: Scored) -> None:
         """Save the model, with its note as it is. ``WriteError`` if it cannot be written."""
         place = self.path(change.number)
