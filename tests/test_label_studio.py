@@ -415,6 +415,15 @@ def test_images_are_kept_for_the_next_prediction(web: Web) -> None:
         source.image("data:image/png;base64,AAAA", form)
 
 
+def test_addresses_that_are_longer_than_their_images_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_studio_images, "CACHED_BYTES", 2**18)
+    images, long = TaskImages("http://127.0.0.1:1", (), Limits()), "data:image/png;base64,"
+    for number in range(200):
+        content = base64.b64encode(drawn(number) + bytes(6000)).decode()  # a file may go on behind the image
+        assert images.image(long + content, FORM).shape == (12, 12, 1)
+    assert 0 < sum(map(len, images._cache)) < 2**18
+
+
 @pytest.mark.parametrize("address", ["localhost:8080", "ftp://a", "http://", "http://a:b@c", "http://a?b"])
 def test_addresses_that_are_none(address: str) -> None:
     with pytest.raises(OcilError, match="no address of Label Studio"):

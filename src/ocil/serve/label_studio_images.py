@@ -27,7 +27,8 @@ KEY = "LABEL_STUDIO_API_KEY"  # the name of a variable, as Label Studio's own to
 SECONDS = 10.0  # for one image, redirects and all
 REDIRECTS = 3
 CHUNK = 2**16
-CACHED_BYTES = 64 * 2**20  # of decoded images
+CACHED_BYTES = 64 * 2**20  # of decoded images and their addresses
+CACHED_EACH = 2**10  # bytes that Python needs for one of them besides, rounded up
 ACCESS_SECONDS = 240.0  # for which an access token is used: it is valid for five minutes
 PORTS = {"http": 80, "https": 443}
 
@@ -79,9 +80,9 @@ class TaskImages:
         with self._lock:
             if address not in self._cache and len(address) < 10_000:
                 self._cache[address] = pixels
-                self._cached += pixels.nbytes
+                self._cached += _cached_bytes(address, pixels)
             while self._cached > CACHED_BYTES:
-                self._cached -= self._cache.popitem(last=False)[1].nbytes
+                self._cached -= _cached_bytes(*self._cache.popitem(last=False))
         return pixels
 
     def _content(self, address: str) -> bytes:
@@ -182,6 +183,11 @@ class TaskImages:
             if total > most:
                 raise RefusedError(422, f"the image of the task has more than {most} bytes, which is the limit here.")
             chunks.append(chunk)
+
+
+def _cached_bytes(address: str, pixels: NDArray[np.uint8]) -> int:
+    """What an image takes in memory. Its address may be far longer than the image, which may be tiny."""
+    return CACHED_EACH + 4 * len(address) + pixels.nbytes
 
 
 def _left(end: float) -> float:
