@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -404,6 +405,27 @@ def test_redirects_sizes_and_times(web: Web, monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(RefusedError, match="Timeout"):
             read(slow, "/a.png")
         assert time.monotonic() - started < usual
+
+
+def test_a_header_that_comes_byte_by_byte_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_studio_images, "SECONDS", 0.5)
+    with socket.socket() as slow:
+        slow.bind(("127.0.0.1", 0))
+        slow.listen()
+
+        def drip() -> None:
+            client, _ = slow.accept()
+            with client, suppress(OSError):
+                for _ in range(200):  # ten seconds
+                    client.sendall(b"H")
+                    time.sleep(0.05)
+
+        threading.Thread(target=drip, daemon=True).start()
+        source = TaskImages(f"http://127.0.0.1:{slow.getsockname()[1]}", (), Limits())
+        started = time.monotonic()
+        with pytest.raises(RefusedError, match="Timeout"):
+            read(source, "/a.png")
+        assert time.monotonic() - started < 9
 
 
 def test_images_are_kept_for_the_next_prediction(web: Web) -> None:

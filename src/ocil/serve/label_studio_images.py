@@ -11,7 +11,8 @@ import ssl
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -143,8 +144,9 @@ class TaskImages:
         connection = http.client.HTTPConnection(origin.host, origin.port)
         try:
             connection.sock = connected = self._connect(origin, end)
-            connection.request(method, path, body, headers)
-            answer = connection.getresponse()
+            with _ended_at(end, connected):
+                connection.request(method, path, body, headers)
+                answer = connection.getresponse()
             location = answer.getheader("location") if 300 <= answer.status < 400 else None
             return answer.status, location, b"" if location else self._read(answer, connected, end)
         except (OSError, http.client.HTTPException, UnicodeError, ValueError) as error:
@@ -183,6 +185,26 @@ class TaskImages:
             if total > most:
                 raise RefusedError(422, f"the image of the task has more than {most} bytes, which is the limit here.")
             chunks.append(chunk)
+
+
+@contextmanager
+def _ended_at(end: float, connected: socket.socket) -> Iterator[None]:
+    """End a connection if the block takes longer. Its own time limit begins anew with each byte of a header."""
+    timer = threading.Timer(_left(end), _shut_down, (connected,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (OSError, http.client.HTTPException):
+        _left(end)  # raises if that is the reason
+        raise
+    finally:
+        timer.cancel()
+
+
+def _shut_down(connected: socket.socket) -> None:
+    with suppress(OSError):  # it has ended
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)  # not that of ``ssl``, which is for the reading thread
 
 
 def _cached_bytes(address: str, pixels: NDArray[np.uint8]) -> int:
