@@ -32,7 +32,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from ocil.online.classifier import OnlineClassifier
 from ocil.online.images import ImageFormat
 from ocil.online.inputs import InputError
-from ocil.online.model import FILE, Model, locked
+from ocil.online.model import FILE, Model, Recipe, locked
 from ocil.online.vectors import VectorFormat
 from tests.networks_to_try import TINY
 
@@ -641,6 +641,16 @@ def test_save_load_and_go_on(tiny: Dataset, tmp_path: Path) -> None:
     assert (other.predict_proba(x) == one.predict_proba(x)).all()
     fresh = clone(other)
     assert not hasattr(fresh, "model_")
+
+
+def test_a_model_that_has_learned_nothing_predicts_nothing(tmp_path: Path) -> None:
+    """A service saves its model before the first sample comes."""
+    Model(Recipe("er", memory=20, batch_size=4), VectorFormat(4)).save(tmp_path)
+    learner, x = OnlineClassifier.load(tmp_path, "cpu"), np.eye(4, dtype=np.float32)
+    assert learner.predict_proba(x).shape == (4, 0)
+    with pytest.raises(NotFittedError, match="has learned nothing yet"):
+        learner.predict(x)
+    assert learner.partial_fit(x, list("abab")).predict(x).shape == (4,)
 
 
 def test_what_killed_saves_have_left_is_removed(tmp_path: Path) -> None:

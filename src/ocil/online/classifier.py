@@ -17,6 +17,7 @@ from ocil.errors import InUseError, optional
 
 with optional("OnlineClassifier needs scikit-learn", "sklearn", "sklearn"):
     from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.exceptions import NotFittedError
     from sklearn.utils import check_array, check_consistent_length, check_random_state, column_or_1d
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import assert_all_finite, check_is_fitted, validate_data
@@ -171,6 +172,8 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
         """The likeliest label of each input."""
         found, classes = self._scored(X)
+        if not len(classes):
+            raise NotFittedError("the model has learned nothing yet: give it labelled samples first.")
         likeliest: NDArray[Any] = classes[found.argmax(1)]
         return likeliest
 
