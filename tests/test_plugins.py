@@ -9,7 +9,9 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -611,6 +613,21 @@ def test_a_dataset_that_cannot_be_made(make: Callable[[], Any], message: str) ->
     ocil.register(ocil.DatasetSource("odd", make))
     with pytest.raises(ocil.OcilError, match=message):
         ocil.load_dataset("odd")
+
+
+def test_a_name_is_looked_up_while_another_thread_registers_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = count()
+
+    def spelling(name: str) -> str:
+        with ThreadPoolExecutor(1) as other:
+            other.submit(MEASURES.register, ocil.Measure(f"new-{next(numbers)}", lambda result: 0.0)).result()
+        return name
+
+    with plugins.preserved():
+        monkeypatch.setattr(MEASURES, "spelling", spelling)
+        assert MEASURES.find("nothing like it") is None
+        monkeypatch.undo()
+        assert MEASURES.find("new-1") is not None
 
 
 def test_a_name_of_a_dataset_is_taken_once() -> None:

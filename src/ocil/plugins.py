@@ -136,7 +136,8 @@ class Registry(MutableMapping[str, T]):
         wanted = self.spelling(name)
 
         def known() -> T | None:
-            alike = (thing for key, thing in self._things.items() if self.spelling(key) == wanted)
+            things = tuple(self._things.items())  # at once: another thread may register something
+            alike = (thing for key, thing in things if self.spelling(key) == wanted)
             return self._things.get(wanted) or next(alike, None)
 
         return self._search(name, known)
