@@ -270,6 +270,10 @@ def test_requests_that_are_none(service: Service, web: Web) -> None:
     assert [(one["result"], one["score"]) for one in found] == [([], 0.0)] * 3
     for other in ("TASKS_CREATED", "PROJECT_UPDATED", "START_TRAINING", "ANNOTATIONS_DELETED"):
         assert client.post("/label-studio/webhook", json={"action": other}).json() == {"changed": 0}
+    for path in ("predict", "webhook"):  # which would keep all others waiting
+        many = b'{"tasks": [%s[]]}' % (b"[]," * 2**20)
+        answer = client.post(f"/label-studio/{path}", content=many, headers={"content-type": "application/json"})
+        assert (answer.status_code, answer.json()["detail"][:30]) == (422, "the JSON has more than 524288 ")
     assert service.writer.acknowledged == 0
     assert web.asked == []
 

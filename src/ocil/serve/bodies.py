@@ -25,6 +25,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 JSON, FORM = "application/json", "multipart/form-data"
 SMALL_BYTES = 2**16  # of a request without images
+MOST_PARTS = 2**19  # of a larger one: to read so many takes a moment in which nobody else is answered
 KEY_FORM = "use 1 to 200 visible ASCII characters, without spaces"
 LABEL_KINDS = f"a label is text of at least one character, or a whole number within ±{BIGGEST_NUMBER}"
 
@@ -113,6 +114,8 @@ async def read_small(
     async with _arriving(limits):
         stream = _bounded(request, replace(limits, body_bytes=most), take)
         content = b"".join([chunk async for chunk in stream])
+    if content.count(b",") > MOST_PARTS:
+        raise RefusedError(422, f"the JSON has more than {MOST_PARTS} parts, which is the limit here.")
     try:
         found: M = model.model_validate_json(content)
         return found
