@@ -115,6 +115,16 @@ def test_changes_that_were_given_up_do_not_keep_a_version_from_being_restored(tm
         assert labels_in_memory(service) == {1: "b", 3: "b", 4: "a"}
 
 
+def test_a_version_of_a_model_that_was_given_no_sample_yet_is_restored(tmp_path: Path) -> None:
+    """The changes after it stay in the log, although no sample keeps them there."""
+    with running(tmp_path, keep_log=False) as service:
+        make(service, service.save_version("v"))
+        make(service, service.save_version("w"))
+        make(service, service.drop_version("w"))
+    with running(tmp_path, keep_log=False) as service:
+        assert make(service, service.restore_version("v")).refused is None
+
+
 def test_a_name_that_was_used_twice_is_replayed(tmp_path: Path) -> None:
     """From the log alone, while the folder has the second version of that name."""
     with running(tmp_path) as service:

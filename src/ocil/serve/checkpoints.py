@@ -192,7 +192,7 @@ class Checkpoints:
             self.log.forget_newest_if_saved(note.position, note.changes)
             if not self.keep_log:
                 needed, later = self.versions.needed_from, self.versions.changes_needed_from
-                position = note.position if needed is None else min(note.position, max(0, needed - 1))
+                position = note.position if needed is None else min(note.position, needed - 1)
                 kept = note.changes if later is None else min(note.changes, later)
                 self.log.delete_covered_segments(position, note.changes, kept)
             self.trouble = None
