@@ -110,8 +110,9 @@ def learn(
     if as_json:
         console.print_json(_result(feed, model, learned, seconds))
     else:
-        count = "1 sample" if learned == 1 else f"{learned} samples"
-        console.print_line(f"{model}: {found.recipe.method}, {count} learned now, {_state(feed)}")
+        from ocil.report.formatting import count
+
+        console.print_line(f"{model}: {found.recipe.method}, {count(learned, 'sample')} learned now, {_state(feed)}")
     if not finished:
         console.info(STOPPED)
         raise KeyboardInterrupt
