@@ -28,15 +28,21 @@ def test_gpu_or_not(): ...
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
-@pytest.mark.slow
-def test_what_was_skipped_is_listed_by_its_reason(start_python: Start, tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: see pyproject.toml\n")
-    (tmp_path / "test_one.py").write_text(SKIPS)
-    (tmp_path / "test_two.py").write_text("import pytest\npytest.importorskip('not_there')\n")
+def run_tests(start_python: Start, folder: Path, second: str, *words: str) -> tuple[str, str]:
+    """What pytest prints of two files of tests, without a GPU: ``SKIPS``, and one of the content ``second``."""
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: see pyproject.toml\n")
+    (folder / "test_one.py").write_text(SKIPS)
+    (folder / "test_two.py").write_text(second)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "OCIL_NO_SKIP": ""}
-    words = ("-m", "pytest", "-p", "xdist", "-n", "2", "-p", "tests.skipping")
-    out, err = start_python(*words, cwd=tmp_path, env=environment).communicate(timeout=600)
+    process = start_python("-m", "pytest", "-p", "tests.skipping", *words, cwd=folder, env=environment)
+    return process.communicate(timeout=600)
+
+
+@pytest.mark.slow
+def test_what_was_skipped_is_listed_by_its_reason(start_python: Start, tmp_path: Path) -> None:
+    second = "import pytest\npytest.importorskip('not_there')\n"
+    out, err = run_tests(start_python, tmp_path, second, "-p", "xdist", "-n", "2")
     *_, listed = out.partition("skipped, and why")
     assert [line.split(maxsplit=2) for line in listed.splitlines()[1:4]] == [
         ["3", "tests", "needs a printer"],
@@ -48,15 +54,9 @@ def test_what_was_skipped_is_listed_by_its_reason(start_python: Start, tmp_path:
 
 @pytest.mark.slow
 def test_tests_of_a_gpu_are_found_without_importing_the_others(start_python: Start, tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    gpu: see pyproject.toml\n")
-    (tmp_path / "test_one.py").write_text(SKIPS)
-    (tmp_path / "test_two.py").write_text("import not_there\n")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "OCIL_NO_SKIP": ""}
-    words = ("-m", "pytest", "-p", "tests.skipping")
-    out, _ = start_python(*words, "-m", "gpu", cwd=tmp_path, env=environment).communicate(timeout=600)
+    out, _ = run_tests(start_python, tmp_path, "import not_there\n", "-m", "gpu")
     assert "1 passed, 1 skipped, 3 deselected" in out
-    out, _ = start_python(*words, cwd=tmp_path, env=environment).communicate(timeout=600)
+    out, _ = run_tests(start_python, tmp_path, "import not_there\n")
     assert "No module named 'not_there'" in out
 
 
