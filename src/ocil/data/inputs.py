@@ -283,14 +283,19 @@ def plain_labels(y: Any, what: str) -> NDArray[Any]:
     if array.ndim != 1:
         raise OcilError(f"{what} is {list(array.shape)}. There must be one label per sample.")
     if array.dtype.kind == "f":
-        if not np.isfinite(array).all():
-            raise OcilError(f"{what} has labels that are NaN or infinite. Leave those samples out.")
-        if not (array == np.rint(array)).all():
-            raise OcilError(f"{what} has fractions. Labels are whole numbers or text.")
-        if (np.abs(array) > EXACT).any():
-            raise OcilError(f"{what} has whole numbers that floats of 64 bits round. Give them as integers or text.")
-        array = array.astype(np.int64)
+        return _as_integers(array, what)
     return _as_text(array, what) if array.dtype.kind in "SO" else array
+
+
+def _as_integers(labels: NDArray[Any], what: str) -> NDArray[np.int64]:
+    """Whole numbers that came as floats, which is how many tables hold them."""
+    if not np.isfinite(labels).all():
+        raise OcilError(f"{what} has labels that are NaN or infinite. Leave those samples out.")
+    if not (labels == np.rint(labels)).all():
+        raise OcilError(f"{what} has fractions. Labels are whole numbers or text.")
+    if (np.abs(labels) > EXACT).any():
+        raise OcilError(f"{what} has whole numbers that floats of 64 bits round. Give them as integers or text.")
+    return labels.astype(np.int64)
 
 
 def _as_text(labels: NDArray[Any], what: str) -> NDArray[Any]:

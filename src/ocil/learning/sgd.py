@@ -42,21 +42,24 @@ class SGD:
         if self.weight_decay:
             steps = list(torch._foreach_add(steps, weights, alpha=self.weight_decay))
         if self.momentum:
-            moving = [(number, step) for number, step in zip(numbers, steps, strict=True) if number in self.velocity]
-            if moving:
-                velocity = [self.velocity[number] for number, _ in moving]
-                torch._foreach_mul_(velocity, self.momentum)
-                torch._foreach_add_(velocity, [step for _, step in moving])
-            for number, step in zip(numbers, steps, strict=True):
-                if number not in self.velocity:  # the first step of a parameter is its gradient
-                    self.velocity[number] = step.clone()
-            steps = [self.velocity[number] for number in numbers]
+            steps = self._with_momentum(dict(zip(numbers, steps, strict=True)))
         if isinstance(self.lr, Tensor):
             torch._foreach_sub_(weights, list(torch._foreach_mul(steps, self.lr)))
         else:
             torch._foreach_add_(weights, steps, alpha=-self.lr)
         if self.after_step is not None:
             self.after_step()
+
+    def _with_momentum(self, steps: dict[int, Tensor]) -> list[Tensor]:
+        """The steps, by number of the parameter, after the momentum of the steps before."""
+        if moving := [number for number in steps if number in self.velocity]:
+            velocity = [self.velocity[number] for number in moving]
+            torch._foreach_mul_(velocity, self.momentum)
+            torch._foreach_add_(velocity, [steps[number] for number in moving])
+        for number, step in steps.items():
+            if number not in self.velocity:  # the first step of a parameter is its gradient
+                self.velocity[number] = step.clone()
+        return [self.velocity[number] for number in steps]
 
     def scaled(self, scale: float) -> AbstractContextManager[float]:
         """Inside the block a step goes ``scale`` times as far: the gradients of a loss with this factor do it."""

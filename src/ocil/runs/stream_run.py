@@ -172,14 +172,7 @@ def run(
         raise OcilError(f"stream is an ocil.Stream, not a {type(stream).__name__}.")
     refuse_no_device(device)  # whether it is there matters only if there is something to do
     root = folder_path("root", root)
-    if stream is not None:
-        if dataset is not None:
-            raise OcilError("give a dataset or a stream, not both.")
-        config, dataset = _in_order_of(stream, config)
-    elif config.dataset not in data.CATALOG and not config.fingerprint:
-        config, dataset = _identified(config, dataset, root, data_dir)
-    elif dataset is None and config.made_for:
-        dataset = named_dataset(config, data_dir)
+    config, dataset = _with_data(config, dataset, stream, root, data_dir)
     this = StreamRun(config)
     folder = this.folder(root)
     if (finished := folder.result()) is not None:
@@ -209,6 +202,21 @@ def run(
     finally:
         if warning:  # here, so that it names the user's line
             warnings.warn(warning, stacklevel=2)
+
+
+def _with_data(
+    config: RunConfig, dataset: Dataset | None, stream: Stream | None, root: Path, data_dir: Path | None
+) -> tuple[RunConfig, Dataset | None]:
+    """The configuration with what tells its data from others of the same name, and the dataset if that needed it."""
+    if stream is not None:
+        if dataset is not None:
+            raise OcilError("give a dataset or a stream, not both.")
+        return _in_order_of(stream, config)
+    if config.dataset not in data.CATALOG and not config.fingerprint:
+        return _identified(config, dataset, root, data_dir)
+    if dataset is None and config.made_for:
+        dataset = named_dataset(config, data_dir)
+    return config, dataset
 
 
 def _identified(
