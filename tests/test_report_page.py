@@ -1,6 +1,7 @@
 """``ocil report``: numbers against an independent computation, formats, figures, escaping, bad input."""
 
 import csv
+import errno
 import html.parser
 import io
 import json
@@ -631,6 +632,38 @@ def test_a_report_written_over_another_leaves_nothing_of_it(collection: Collecti
     assert {*first.tables, *first.figures} - {*second.tables, *second.figures}  # there was something to leave behind
     kept = {out / "index.html", out / ".ocil-report.json", *theirs, *second.tables, *second.figures}
     assert {path for path in out.rglob("*") if path.is_file()} == kept
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
+@pytest.mark.parametrize("room", [0, 1, 9, -1], ids=["no file", "the list", "some files", "all but the page"])
+def test_a_full_disk_leaves_the_earlier_report_as_it_was(
+    collection: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ocil_command: Call, room: int
+) -> None:
+    out = tmp_path / "report"
+    write(collection, out)
+    (out / "tables" / "notes.txt").write_text("of the user")
+    save(tmp_path / "few", resolve("er", "cifar10"))
+    words = ("report", tmp_path / "few", "--out", out)
+    sync, synced = os.fsync, list[int]()
+
+    def counted(descriptor: int) -> None:
+        if len(synced) == room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        synced.append(descriptor)
+        sync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", counted)
+        if room < 0:  # the page is the last but the list of what was written
+            write(collect([tmp_path / "few"]), tmp_path / "counted")
+            room = len(synced) - 2
+            synced.clear()
+        before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        message = one_error(ocil_command(*words))
+    assert message.endswith("No space left on device. Free some space or choose another folder.")
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert ocil_command(*words).code == 0
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import stat
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -34,23 +34,52 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
     Raises ``WriteError`` if the file cannot be written. Other errors of the block are passed on.
     """
+    with _temporary_for(path) as temporary:
+        with _synced(temporary, path) as file:
+            yield file
+        with _writing(path):
+            _rename(temporary, path)
+
+
+def write_together(contents: Mapping[Path, bytes]) -> None:
+    """Write several files, or none: the first one takes its name once all of them are complete on the disk.
+
+    ``WriteError`` if one cannot be written. They take their names one by one, in the order given.
+    """
+    with ExitStack() as stack:
+        temporaries = {path: stack.enter_context(_temporary_for(path)) for path in contents}
+        for path, temporary in temporaries.items():
+            with _synced(temporary, path) as file:
+                file.write(contents[path])
+        for path, temporary in temporaries.items():
+            with _writing(path):
+                _rename(temporary, path)
+
+
+@contextmanager
+def _temporary_for(path: Path) -> Iterator[Path]:
+    """A name for the temporary file that will become ``path``. What is there at the end of the block is removed."""
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}.tmp"
+    try:
+        yield temporary
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+@contextmanager
+def _synced(temporary: Path, path: Path) -> Iterator[IO[bytes]]:
+    """Open the temporary file that will become ``path``. If the block succeeds, what it wrote is on the disk."""
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | AS_BYTES
         descriptor = os.open(temporary, flags, 0o666)  # less the user's umask
-    try:
-        with io.BufferedWriter(_Target(descriptor, path)) as file:
-            yield file
-            with _writing(path):
-                file.flush()
-                os.fsync(file.fileno())
-                file.close()
+    with io.BufferedWriter(_Target(descriptor, path)) as file:
+        yield file
         with _writing(path):
-            _rename(temporary, path)
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
 
 
 def _rename(temporary: Path, path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ocil.files import must_be_free, read_regular, write_bytes
+from ocil.files import must_be_free, read_regular, sweep, write_bytes, write_together
 from ocil.report import longtail
 from ocil.report.cells import Collection
 from ocil.report.comparison import compared_tables, concerned
@@ -21,6 +21,7 @@ from ocil.report.standing_tables import methods_document, standings_document
 from ocil.report.standings import Standings
 
 LIST = ".ocil-report.json"  # what was written, so that the next report deletes that and nothing else
+STALE_SECONDS = 3600.0  # a temporary file as old as this is of a process that was killed
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ def write(
     pdf: bool = False,
     progress: OnFigure = ignore,
 ) -> Written:
-    """Write the report into the folder ``out``; the page comes last.
+    """Write the report into the folder ``out``, all of it or nothing; the page comes last. Files that no report has
+    written stay there.
 
     ``more`` are figures that need more than results, such as example images. ``paper`` holds the tables and numbers to
     compare with; by default those of the AFS paper, if some of the results belong to them. ``against`` names the method
@@ -75,17 +77,17 @@ def write(
 
 def _save(out: Path, files: Mapping[Path, bytes], index: Path, page: bytes) -> None:
     """Write tables and figures, then the page, and delete tables and figures of an earlier report that are not among
-    these: of runs that this report does not have."""
+    these: of runs that this report does not have. If a file cannot be written, the earlier report stays as it is."""
     written = {**files, index: page}
     for path in written:
         must_be_free(path)
+    for folder in {path.parent for path in written}:
+        sweep(folder, STALE_SECONDS)
     earlier = _earlier(out)
-    _keep_list(out, files.keys() | earlier)
-    for path, content in written.items():
-        write_bytes(path, content)
+    write_together({out / LIST: _listed(out, files.keys() | earlier), **written})
     for path in earlier - files.keys():
         path.unlink()
-    _keep_list(out, files)
+    write_bytes(out / LIST, _listed(out, files))
 
 
 def _earlier(out: Path) -> set[Path]:
@@ -98,5 +100,5 @@ def _earlier(out: Path) -> set[Path]:
     return {path for pattern in patterns for path in out.glob(pattern) if str(path.relative_to(out)) in listed}
 
 
-def _keep_list(out: Path, paths: Iterable[Path]) -> None:
-    write_bytes(out / LIST, json.dumps(sorted(str(path.relative_to(out)) for path in paths), indent=1).encode())
+def _listed(out: Path, paths: Iterable[Path]) -> bytes:
+    return json.dumps(sorted(str(path.relative_to(out)) for path in paths), indent=1).encode()
