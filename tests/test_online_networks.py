@@ -19,6 +19,7 @@ from ocil.online.model import FILE, Model, Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.runs.environment import digest
 from tests.conftest import Call, one_error
+from tests.networks_to_try import MODULE
 from tests.serving import picture, running
 
 IMAGES, VECTORS = ImageFormat((12, 12, 1)), VectorFormat(6)
@@ -91,6 +92,17 @@ def test_saved_loaded_and_on(form: ImageFormat | VectorFormat, settings: dict[st
     for model in (one, other, again := one.copy("cpu")):
         model.learn(x, labels)
     assert digest(one.learner) == digest(other.learner) == digest(again.learner)
+
+
+def test_buffers_that_no_file_would_have(tmp_path: Path) -> None:
+    """One that changes is refused; a table that never does needs no place in the file."""
+    for name, reason in (("Centred", "changes its buffer centre while it trains"), ("Noisy", "draws random numbers")):
+        with pytest.raises(OcilError, match=reason):
+            Model(Recipe(settings={"network": f"{MODULE}{name}"}), IMAGES)
+    one = taught(IMAGES, network=f"{MODULE}Centred(saved=True)")
+    one.save(tmp_path)
+    other = Model.load(tmp_path, "cpu", trust=True)
+    assert np.array_equal(one.probabilities(images(12)[0]), other.probabilities(images(12)[0]))
 
 
 def test_pretrained_weights_are_in_the_file_and_their_path_is_not(tmp_path: Path, weights: Path) -> None:

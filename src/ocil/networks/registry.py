@@ -6,6 +6,7 @@ A network is named by a setting: ``reduced-resnet18``, ``mlp(hidden=512)``, ``ti
 
 import copy
 import inspect
+import math
 import re
 import sys
 from collections.abc import Hashable
@@ -261,25 +262,48 @@ def _refuse_dropout(made: Network, chosen: Spec) -> None:
             )
 
 
-def refuse_random_numbers(made: Network, spec: str, input_shape: InputShape) -> None:
-    """Raise an ``OcilError`` if a stranger's network draws random numbers in its own code, where no layer shows it: no
-    seed decides them, so a run could be neither repeated nor resumed."""
+def refuse_what_is_not_kept(spec: str, input_shape: InputShape, width: int = 20, freeze: str = "none") -> None:
+    """Raise an ``OcilError`` if a training pass of a stranger's network does what neither a seed decides nor a
+    checkpoint keeps: it draws random numbers in its own code, where no layer shows it, or changes a buffer that is not
+    part of its state. A run could be neither repeated nor resumed, and a saved model would be another one."""
     chosen = Spec.parse(spec, "network")
-    if not _is_known(chosen) and _draws_numbers(made, input_shape):
+    if _is_known(chosen):
+        return
+    made = untrained(spec, input_shape, width, freeze)
+    tried = copy.deepcopy(made)  # batch statistics change with each pass
+    if _draws_numbers(tried, input_shape):
         raise OcilError(
             f"network = {chosen} draws random numbers while it trains, as dropout does, and ocil cannot repeat them: "
             "leave that out in training mode, or give freeze = backbone."
         )
+    if lost := _unsaved_changes(made, tried):
+        raise OcilError(
+            f"network = {chosen} changes its buffer {lost[0].removeprefix('body.')} while it trains, and has it "
+            "registered with persistent=False, so that nothing saves it: leave that out, or give freeze = backbone."
+        )
 
 
-def _draws_numbers(made: Network, input_shape: InputShape) -> bool:
-    """Whether a training pass moves PyTorch's generator, tried on a copy: batch statistics change with each pass."""
+def _draws_numbers(tried: Network, input_shape: InputShape) -> bool:
+    """Whether a training pass moves PyTorch's generator."""
     image = (input_shape[2], *input_shape[:2]) if is_image(input_shape) else input_shape
+    count = max(2, tried.smallest_batch)
+    x = torch.linspace(0, 1, count * math.prod(image)).view(count, *image)
     with default_generator_kept(), torch.no_grad(), suppress(Exception):  # what fails is reported by a step
         before = torch.get_rng_state()
-        copy.deepcopy(made)(torch.zeros(max(2, made.smallest_batch), *image))
+        tried(x)
         return not torch.equal(torch.get_rng_state(), before)
     return False
+
+
+def _unsaved_changes(before: Network, after: Network) -> list[str]:
+    """The buffers that differ and are not in the state of a network, such as a running mean. Those that never change,
+    such as a table of positions, need not be there."""
+    former, saved = dict(before.named_buffers()), after.state_dict().keys()
+    return [
+        name
+        for name, value in after.named_buffers()
+        if name not in saved and (name not in former or not torch.equal(value, former[name]))
+    ]
 
 
 def _is_known(chosen: Spec) -> bool:

@@ -25,6 +25,7 @@ from ocil.methods.config import LearnerConfig
 from ocil.methods.growth import capacity_for
 from ocil.methods.verbs import check_batch
 from ocil.networks import networks_in, pretrained
+from ocil.networks.registry import refuse_what_is_not_kept
 from ocil.online.formats import InputFormat
 from ocil.online.header import (
     FORMAT,
@@ -86,6 +87,8 @@ class Model:
         self.threads = threads
         self.learner.classes_announced = True
         self._refuse_small_images()
+        if self.learner.trains_network:
+            refuse_what_is_not_kept(config.network, self.learner.problem.input_shape, config.width, config.freeze)
         self.labels: list[ClassLabel] = []
         self.numbers: dict[ClassLabel, int] = {}
         self.batches = 0

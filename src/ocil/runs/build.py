@@ -24,7 +24,7 @@ from ocil.methods.config import LearnerConfig, Problem
 from ocil.methods.growth import capacity_for
 from ocil.networks import InputShape, Network
 from ocil.networks import build as build_network
-from ocil.networks.registry import identity_of, refuse_random_numbers, untrained
+from ocil.networks.registry import identity_of, refuse_what_is_not_kept, untrained
 from ocil.runs.config import RunConfig, facts_of, resolve
 from ocil.runs.features import Encoder
 from ocil.runs.settings import refuse_unknown
@@ -235,8 +235,8 @@ def _check_reviews(config: LearnerConfig, batches: int) -> None:
 
 
 def _check_network(config: RunConfig, dataset: str, input_shape: InputShape, smallest: int) -> None:
-    """Raise if the network draws random numbers of its own, does not suit the method, or cannot learn from the smallest
-    batch of the run.
+    """Raise if the network draws random numbers or changes buffers that nothing keeps, does not suit the method, or
+    cannot learn from the smallest batch of the run.
 
     ``smallest``: samples of the smallest batch of the stream.
     """
@@ -244,7 +244,7 @@ def _check_network(config: RunConfig, dataset: str, input_shape: InputShape, sma
     if method(config.method).memory and learner.memory_batch:  # 0: the method finds its own
         smallest = min(smallest, learner.memory_batch)
     network = network_of(learner, input_shape)
-    refuse_random_numbers(network, learner.network, input_shape)
+    refuse_what_is_not_kept(learner.network, input_shape, learner.width, learner.freeze)
     config.learner_class.check_network(learner, network, input_shape)
     if smallest < network.smallest_batch:
         raise OcilError(
