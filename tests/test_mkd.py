@@ -106,16 +106,6 @@ def test_the_mean_of_both_predicts(growing: bool) -> None:
     torch.testing.assert_close(learner.scores(x), mean(to_float(x)).detach(), rtol=1e-4, atol=1e-4)
 
 
-def test_no_class_that_was_not_met_is_predicted_however_low_the_others_are() -> None:
-    learner = make("mkd", growing=True)
-    assert isinstance(learner, MKD)
-    learner.learn(*batch(0))
-    with torch.no_grad():
-        for each in (learner.network, learner.teacher):
-            each.get_parameter("head.bias")[learner.classes_met] = -3e4
-    assert set(learner.scores(batch(7)[0]).argmax(1).tolist()) <= set(learner.classes_met)
-
-
 def test_what_is_frozen_is_not_averaged() -> None:
     x, y = torch.randint(256, (12, 9, 9, 3), dtype=torch.uint8), torch.arange(12) % 3
     data = ocil.Dataset("tiny", x.numpy(), y.numpy(), x.numpy(), y.numpy(), ("a", "b", "c"))
