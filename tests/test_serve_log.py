@@ -15,6 +15,7 @@ import pytest
 
 from ocil.errors import OcilError, WriteError
 from ocil.online.model import Model
+from ocil.serve.catalogue import FILE as CATALOGUE
 from ocil.serve.checkpoints import NOTE
 from ocil.serve.log import Log
 from ocil.serve.newest import Newest, newest_file, write_newest
@@ -486,6 +487,41 @@ def test_damage_in_an_earlier_segment_is_an_error_even_at_its_end(folder: Path) 
         with pytest.raises(DamagedError, match="is damaged at byte"):
             Log(folder, position)
     assert left(folder, 8) == plain([])  # but not if the model has learned more than all of it
+
+
+@pytest.mark.parametrize("damage", ["a record", "the end"])
+def test_damage_in_a_segment_that_the_model_has_learned_is_an_error_where_it_is_read(folder: Path, damage: str) -> None:
+    path = filled(folder)
+    for first in (7, 9):
+        log = Log(folder, first - 1)
+        log.append([samples(first)])
+        log.close()
+    content = with_flipped_bit(path, path.stat().st_size - 9) if damage == "a record" else path.read_bytes()[:-3]
+    path.write_bytes(content)
+    log = Log(folder, 9)
+    with pytest.raises(DamagedError, match=rf"^{path} is damaged at byte .*--set-aside-damage"):
+        list(log.records())
+    assert path.read_bytes() == content
+    assert plain(list(Log(folder, 9, set_aside=True).records())) == plain([*RECORDS[:4], samples(7), samples(9)])
+    (kept,) = folder.glob("*.damaged-1")
+    assert kept.read_bytes() == content
+
+
+def test_a_new_list_of_samples_needs_the_whole_log(tmp_path: Path) -> None:
+    """It is not begun with a part of the log, which a later start would take for all of it."""
+    for _ in range(2):
+        with running(tmp_path) as service:
+            service.writer.submit(FORM.read(np.stack([picture(9), picture(90)])), ["a", "b"]).result(SECONDS)
+    first = min((tmp_path / "log").glob("*.log"))
+    with_flipped_bit(first, first.stat().st_size - 9)
+    with running(tmp_path) as service:  # the list has them
+        assert [one.number for one in service.samples()] == [1, 2, 3, 4]
+    (tmp_path / CATALOGUE).unlink()
+    for _ in range(2):
+        with pytest.raises(DamagedError, match=f"^{first} is damaged at byte"), running(tmp_path):
+            pass
+    with running(tmp_path, set_aside_damage=True) as service:
+        assert {3, 4} <= {one.number for one in service.samples()}
 
 
 def test_an_image_cannot_pass_for_a_record(folder: Path) -> None:

@@ -9,7 +9,7 @@ changes nothing.
 import sqlite3
 import threading
 from collections.abc import Iterable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,9 @@ class Catalogue:
             opened.pop_all()  # it stays open
 
     def add(self, records: Iterable[Record]) -> None:
-        """Add what records of the log say. An error is kept in ``broken``."""
+        """Add what records of the log say. An error of the list is kept in ``broken``; so is one of the log, which is
+        raised too, and nothing of it stays in the list.
+        """
         with self._lock:
             try:
                 if not self._base.in_transaction:
@@ -87,14 +89,15 @@ class Catalogue:
                     self._add(record)
             except sqlite3.Error as error:
                 self._break(error)
+            except (OcilError, OSError) as error:
+                self.broken = f"the list of samples cannot be mended: {error}"
+                raise
 
     def mend(self, records: Iterable[Record]) -> None:
         """Try again to add what could not be added. ``records``: all that the log has."""
         self.broken = None
-        try:
+        with suppress(OcilError, OSError):  # the log cannot be read for now
             self.add(records)
-        except (OcilError, OSError) as error:  # the log cannot be read for now
-            self.broken = f"the list of samples cannot be mended: {error}"
 
     def _break(self, error: sqlite3.Error) -> None:
         self.broken = f"the list of samples cannot be written: {error}. It is tried again when the model is saved."

@@ -63,9 +63,11 @@ class Log:
         return segments_of(self.folder)
 
     def records(self) -> Iterator[Record]:
-        """All that is left of the log, in order."""
-        for segment in self.segments():
-            yield from read(segment.path)
+        """All that is left of the log, in order. ``DamagedError`` at what cannot be read: a start looks no further back
+        than the model needs."""
+        segments = self.segments()
+        for segment in segments:
+            yield from read(segment.path, complete=segment != segments[-1])
 
     def replay(self) -> Iterator[Record]:
         """What the model on disk has not learned, in order. Samples that it has are left out of their record.

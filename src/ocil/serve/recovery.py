@@ -23,7 +23,7 @@ from ocil.online.labels import ClassLabel
 from ocil.serve.idempotency import KeyedRequest
 from ocil.serve.newest import Newest, read_newest, write_newest
 from ocil.serve.records import Change, SampleRecord
-from ocil.serve.segment import Condition, DamagedError, Segment, examine, needed_segments, read
+from ocil.serve.segment import Condition, DamagedError, Segment, damage, examine, needed_segments, read, segments_of
 from ocil.tensorfile import DamagedFileError
 
 MISSING, MISSING_CHANGES = "missing", "changes"  # the tensors of the list's file, which has the first one's name
@@ -115,9 +115,13 @@ def _listed(folder: Path, set_aside: bool) -> tuple[Gaps, Gaps] | None:
 
 
 def _conditions(folder: Path, found: Recovered, set_aside: bool) -> dict[Segment, Condition]:
-    """The segments that a model at this position needs, each with what can be read of it."""
+    """The segments that a model at this position needs, each with what can be read of it. With ``set_aside`` older ones
+    are mended too: a version or a new list of samples reads them later."""
     # One sample back: a change that was not made yet may follow the last one that was learned.
     needed = needed_segments(folder, found.position - 1)
+    if set_aside:
+        for older in sorted(set(segments_of(folder)) - set(needed)):
+            _examined(older, last=False, newest=False, set_aside=True)
     conditions = {
         segment: _examined(segment, segment is needed[-1], segment.path == found.newest, set_aside)
         for segment in needed
@@ -188,12 +192,7 @@ def _examined(segment: Segment, last: bool, newest: bool, set_aside: bool) -> Co
     if not condition.damaged:
         return condition
     if not set_aside:
-        at = condition.damaged[0].start
-        what = f"is damaged at byte {at}" if at else "does not begin like a log of this version of ocil"
-        raise DamagedError(
-            f"{segment.path} {what}, and acknowledged samples may be there. Restore it from a copy, or start with "
-            "--set-aside-damage to go on without them."
-        )
+        raise damage(segment.path, condition.damaged[0].start)
     return _set_aside(segment.path, condition)
 
 

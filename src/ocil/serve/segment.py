@@ -122,15 +122,28 @@ def framed(body: bytes, salt: bytes) -> bytes:
     return head + crc32(head, seed).to_bytes(4, "little") + body + TAIL.pack(crc32(body, seed), END)
 
 
-def read(path: Path, end: int | None = None) -> Iterator[Record]:
-    """The records of a segment up to the first one that is not whole; that must not come before ``end``."""
+def damage(path: Path, start: int) -> DamagedError:
+    """The error of a segment that cannot be read from a byte on."""
+    what = f"is damaged at byte {start}" if start else "does not begin like a log of this version of ocil"
+    return DamagedError(
+        f"{path} {what}, and acknowledged samples may be there. Restore it from a copy, or start with "
+        "--set-aside-damage to go on without them."
+    )
+
+
+def read(path: Path, end: int | None = None, complete: bool = False) -> Iterator[Record]:
+    """The records of a segment, up to ``end`` if it is given. ``DamagedError`` at what is not whole, but for a record
+    at the end that was not finished: it may be written now, unless the segment is ``complete``, as all but the last
+    one are."""
     for span in spans(path):
         if end is not None and span.start >= end:
             return
-        if span.kind is not Kind.WHOLE:
-            if end is None:
-                return
+        if end is not None and span.kind is not Kind.WHOLE:
             raise DamagedError(f"{path} has changed at byte {span.start} since it was opened.")
+        if span.kind is Kind.UNFINISHED and not complete:
+            return
+        if span.kind is not Kind.WHOLE:
+            raise damage(path, span.start)
         try:
             yield parsed(span.body)
         except ValueError as error:

@@ -84,15 +84,15 @@ class VersionChanges:
 
     def _restore(self, version: Version, change: Change) -> ChangeOutcome:
         trainer = self.trainer
-        if change.relearn and (lost := self._lost(version)):
-            return ChangeOutcome(refused=f"{lost} samples that came after the version are no longer in the log.")
-        changes = [record for record in trainer.log.records() if isinstance(record, Change)]
-        if lost := self._lost_changes(version, change, changes):
-            return ChangeOutcome(
-                refused=f"the log has lost {lost} of the changes that were made after the version, perhaps removals of "
-                "samples: restore its files from a copy."
-            )
         try:
+            if change.relearn and (lost := self._lost(version)):
+                return ChangeOutcome(refused=f"{lost} samples that came after the version are no longer in the log.")
+            changes = [record for record in trainer.log.records() if isinstance(record, Change)]
+            if lost := self._lost_changes(version, change, changes):
+                return ChangeOutcome(
+                    refused=f"the log has lost {lost} of the changes that were made after the version, perhaps "
+                    "removals of samples: restore its files from a copy."
+                )
             found = self.versions.load(version.number, trainer.model)
             with reading_note("the version's service"):
                 note = Note.from_json(found.note.get(NOTE, {}), len(found.labels))
