@@ -1,7 +1,6 @@
 """Gradient self-adaptation (Guo, Liu, Zhao, Dealing with Cross-Task Class Discrimination in Online Continual Learning,
 CVPR 2023)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from ocil import networks
 from ocil.learning import losses
-from ocil.methods._seen_classes import SeesClasses
+from ocil.methods._seen_classes import SeesTaskClasses
 from ocil.methods._standardised import Standardise, StandardisedConfig
 from ocil.methods._tasks import StoredTasks, drawn_among
 from ocil.methods.base import Learner
@@ -42,7 +41,7 @@ class GSAConfig(StandardisedConfig):
     minimum: ClassVar[dict[str, float]] = LearnerConfig.minimum | {"current_batch": 1, "warm_up": 0}
 
 
-class GSA(SeesClasses):
+class GSA(SeesTaskClasses):
     """Step: the stream batch and memory images of its task, mirrored and augmented: cross-entropy among the classes of
     the task. Then a set that is balanced between these and memory images of earlier tasks, mirrored: twice the
     cross-entropy over all classes seen, weighed by how much each class has been pushed up and down so far. One step of
@@ -67,7 +66,7 @@ class GSA(SeesClasses):
             image_shape(problem.input_shape)[2], self.device, config.normalise and not self.network.normalises
         )
         self.tasks = StoredTasks(self.memory)
-        self.task_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
+        self.task_classes = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.seen_classes = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.pulled: Tensor = nn.Buffer(torch.zeros(problem.classes, device=self.device))
         """How much images of each class have pulled its logit up so far."""
@@ -142,13 +141,6 @@ class GSA(SeesClasses):
         super().task_ended()
         self.task_classes.zero_()
         self.batches_of_task.zero_()
-
-    @torch.no_grad()
-    def relabel(self, slots: Sequence[int], label: int) -> None:
-        """A class that a sample of the present task gets counts as one of this task: its logit is left in then."""
-        super().relabel(slots, label)
-        if slots:
-            self.task_classes[label] |= self.tasks.are(self.tasks_ended)[list(slots)].any()
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         views = self.standard(self.random_views(to_float(x), self.rng["augment"]))

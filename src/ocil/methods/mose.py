@@ -1,7 +1,7 @@
 """Multi-level online sequential experts (Yan, Wang, Zhong, Zhang, Wang, Orchestrate Latent Expertise: Advancing Online
 Continual Learning with Multi-Level Supervision and Reverse Self-Distillation, CVPR 2024)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -15,7 +15,7 @@ from ocil.learning import losses, optimizers
 from ocil.methods._class_means import class_means
 from ocil.methods._distances import nearness
 from ocil.methods._experts import Experts
-from ocil.methods._seen_classes import SeesClasses
+from ocil.methods._seen_classes import SeesTaskClasses
 from ocil.methods._standardised import Standardise, StandardisedConfig
 from ocil.methods._tasks import StoredTasks, drawn_among
 from ocil.methods.base import Learner
@@ -61,7 +61,7 @@ class MOSEConfig(StandardisedConfig):
     }
 
 
-class MOSE(SeesClasses):
+class MOSE(SeesTaskClasses):
     """Step: the stream batch with memory images of its task ("new"), and some of it with memory images of earlier tasks
     in the proportion of their classes ("balanced"), pass in four views each. Every stage of the network has an expert,
     and every expert a contrast of all images, twice the cross-entropy of the balanced set, and cross-entropy of the new
@@ -109,7 +109,7 @@ class MOSE(SeesClasses):
         self.adapter = adapter.to(self.device)
         self.optimizer = self.make_optimizer()
         self.tasks = StoredTasks(self.memory)
-        self.task_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
+        self.task_classes = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.seen_classes = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.old_classes: Tensor = nn.Buffer(torch.zeros(problem.classes, dtype=torch.bool, device=self.device))
         self.old_count = 0  # classes seen in earlier tasks, on the host
@@ -225,13 +225,6 @@ class MOSE(SeesClasses):
     def load_state(self, state: dict[str, Tensor], generators: bool = True) -> None:
         super().load_state(state, generators)
         self.old_count = int(self.old_classes.sum())
-
-    @torch.no_grad()
-    def relabel(self, slots: Sequence[int], label: int) -> None:
-        """A class that a sample of the present task gets counts as one of this task: its logit is left in then."""
-        super().relabel(slots, label)
-        if slots:
-            self.task_classes[label] |= self.tasks.are(self.tasks_ended)[list(slots)].any()
 
     def review_loss(self, x: Tensor, y: Tensor) -> Tensor:
         return total(self.parts((x, y), None))
