@@ -664,6 +664,9 @@ def test_the_table_fits_a_terminal(
     assert "…" not in out
     for name in ("OLTR + RFL^d", "open: medium", "F-measure", "time / run"):
         assert name in out
+    words = " ".join(out.split())  # as the files have them, but for the breaks of lines
+    for note in (longtail.caption(cells(finished[1])), longtail.BALANCED, longtail.NO_THRESHOLD, "Published: "):
+        assert words.count(note) >= 1, note
 
 
 def test_the_report_has_the_table(finished: tuple[Path, list[LongTailResult]], tmp_path: Path, run_tiny: Call) -> None:

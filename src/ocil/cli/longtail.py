@@ -240,11 +240,14 @@ def _cell_json(cell: "LongTailCell") -> dict[str, Any]:
 
 def _print(cells: "Sequence[LongTailCell]") -> None:
     from ocil.report import longtail, papers
-    from ocil.report.terminal_table import terminal
+    from ocil.report.terminal_table import literal, terminal
 
     screen = console.stdout(140)
     narrow = screen.width < NARROW
-    for table in longtail.document(cells, papers.load()).tables:
+    document = longtail.document(cells, papers.load())
+    screen.print(literal(document.caption))
+    for table in document.tables:
         screen.print(terminal(table.transposed() if narrow else table, narrow))
-        for remark in table.remarks:
-            screen.print(remark, markup=False)
+        for text in (table.note, *table.remarks):
+            if text:
+                screen.print(literal(text))
