@@ -594,6 +594,15 @@ def test_an_iterator_of_results_is_summarised_as_a_list_is(results: list[Result]
         ocil.summarise(iter([*results, other]))
 
 
+def test_two_results_of_one_seed(results: list[Result]) -> None:
+    """The same run twice counts once, whatever time it took; another one of the same settings cannot be told apart."""
+    again = replace(results[2], wall_seconds=99.0)
+    assert ocil.summarise([*results, again]).summaries == ocil.summarise(results).summaries
+    other = replace(results[2], digest="0" * 64)
+    with pytest.raises(ocil.OcilError, match=rf"two results of {results[2].config.cell} with seed 0 differ, though"):
+        ocil.summarise([*results, other])
+
+
 def test_what_cannot_be_summarised(results: list[Result]) -> None:
     with pytest.raises(ocil.OcilError, match="no results to summarise"):
         ocil.summarise([])

@@ -393,7 +393,8 @@ def summarise(results: "Iterable[Result]", over_streams: bool = False) -> Compar
             two streams of a method may have one seed.
 
     Raises:
-        OcilError: There are no results, they are of several datasets, or streams to average over have one seed.
+        OcilError: There are no results, they are of several datasets, streams to average over have one seed, or two
+            results of one seed and the same settings differ. Of two that are equal, the first one counts.
 
     Examples:
         >>> results = [ocil.run(ocil.resolve("fine-tune", settings={"width": 1}), "runs", device="cpu")]
@@ -419,6 +420,9 @@ def summarise(results: "Iterable[Result]", over_streams: bool = False) -> Compar
         if kept.config.cell != result.config.cell:
             what = f"{config.label} has results in several streams with seed {config.seed}"
             raise OcilError(f"{what}: give each stream a seed of its own.")
+        if kept.digest != result.digest:
+            what = f"two results of {result.config.cell} with seed {config.seed} differ"
+            raise OcilError(f"{what}, though their settings are the same: leave one of them out.")
     if not cells:
         raise OcilError("there are no results to summarise: give those of ocil.run or ocil.run_many.")
     if len(datasets := {result.config.dataset for result in results}) > 1:
