@@ -207,6 +207,29 @@ def test_a_folder_in_use_is_named(tmp_path: Path) -> None:
     assert not is_locked(tmp_path / "run")
 
 
+@pytest.mark.parametrize("asked", ["locked", "is_locked"])
+def test_a_look_at_a_lock_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    """Another process looks whether the folder is in use, just as this one asks for it."""
+    (tmp_path / ".lock").touch()
+    (tmp_path / "file").touch()
+    looking = [os.open(tmp_path / ".lock", os.O_RDWR)]
+    assert filelock.lock_descriptor(looking[0], blocking=False)
+
+    def seen(descriptor: int, blocking: bool) -> bool:
+        found = filelock.lock_descriptor(descriptor, blocking=blocking)
+        if looking:
+            os.close(looking.pop())
+        return found
+
+    monkeypatch.setattr(files, "lock_descriptor", seen)
+    if asked == "is_locked":
+        assert not is_locked(tmp_path)
+    else:
+        with lock(tmp_path):
+            pass
+    assert not looking
+
+
 def test_a_folder_that_nothing_was_written_to_is_left_as_it_was(tmp_path: Path) -> None:
     with suppress(OcilError), lock(tmp_path / "a" / "b" / "c"):
         raise OcilError("refused")

@@ -7,11 +7,11 @@ import re
 import secrets
 import stat
 import sys
-import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from time import sleep, time
 from typing import IO, Any
 
 from filelock import FileLock, Timeout, lock_descriptor
@@ -25,6 +25,7 @@ NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)  # erro
 AS_BYTES = getattr(os, "O_BINARY", 0)  # without it Windows would change line ends
 OPEN_FILES_STAY = sys.platform == "win32"  # whether an open file can be neither replaced nor removed
 RENAMES, RENAME_SECONDS = 40, 0.05
+LOCK_TRIES, LOCK_SECONDS = 10, 0.01  # who asks whether a lock is free holds it for a moment
 TRIES = 100  # to take a lock that other processes remove at the same time, with the folder they made for it
 
 
@@ -93,7 +94,7 @@ def _rename(temporary: Path, path: Path) -> None:
         except PermissionError:
             if not OPEN_FILES_STAY:
                 raise
-            time.sleep(RENAME_SECONDS)
+            sleep(RENAME_SECONDS)
     temporary.replace(path)
 
 
@@ -290,7 +291,7 @@ def is_locked(folder: Path) -> bool:
     """Whether a process works in a folder. False also if that cannot be found out: ``locked`` then raises."""
     try:
         with os.fdopen(open_regular(folder / LOCK, os.O_RDWR), "rb") as file:
-            return not lock_descriptor(file.fileno(), blocking=False)
+            return not _try_lock(file.fileno())
     except OSError:
         return False
 
@@ -321,8 +322,14 @@ def _lock(folder: Path) -> int | None:
 
 
 def _try_lock(descriptor: int) -> bool:
+    """Take a lock, unless another process keeps it for longer than a look at it takes."""
     try:
-        return lock_descriptor(descriptor, blocking=False)
+        for number in range(LOCK_TRIES):
+            if number:
+                sleep(LOCK_SECONDS)
+            if lock_descriptor(descriptor, blocking=False):
+                return True
+        return False
     except OSError as error:
         raise OSError(error.errno, f"its file system has no locks ({error.strerror})") from error
 
@@ -337,7 +344,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 def sweep(folder: Path, seconds: float = 0) -> None:
     """Remove the temporary files of processes that were killed while they wrote, ``seconds`` ago or earlier. Who does
     not hold the folder's lock gives a time in which any other process has finished its file."""
-    latest = time.time() - seconds
+    latest = time() - seconds
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if TEMPORARY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
