@@ -327,6 +327,26 @@ def test_parameters_that_are_no_whole_numbers(tiny: Dataset, given: dict[str, An
         classifier(**given).fit(tiny.train_x[:6], tiny.train_y[:6])
 
 
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (0, "batch_size = 0 must be at least 1."),
+        (-1, "batch_size = -1 must be at least 1."),
+        (2.5, "batch_size = 2.5 must be a whole number."),
+        ("5", "batch_size = '5' must be a whole number."),
+        (None, "batch_size = None must be a whole number."),
+    ],
+)
+def test_a_batch_size_that_is_set_later_is_checked_too(tiny: Dataset, size: Any, message: str) -> None:
+    x, y = tiny.train_x[:6], tiny.train_y[:6]
+    one = classifier().partial_fit(x, y).set_params(batch_size=size)
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        one.partial_fit(x, y)
+    assert one.model_.samples == 6
+    one.set_params(batch_size=np.int64(4)).partial_fit(x, y)
+    assert (one.model_.samples, one.model_.batches) == (12, 3)
+
+
 def test_parameters_that_are_whole_numbers_of_another_type(tiny: Dataset) -> None:
     model = classifier(memory=np.float64(20), width=torch.tensor(2), threads=1.0, batch_size=np.int8(3))
     model.fit(tiny.train_x[:6], tiny.train_y[:6])

@@ -262,11 +262,9 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         seed = self.random_state
         if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
             seed = check_random_state(seed).randint(2**31)
-        sizes = _whole("memory", self.memory), _whole("batch_size", self.batch_size), _whole("width", self.width)
+        sizes = _whole("memory", self.memory), self._batch_size(), _whole("width", self.width)
         review_every = None if self.review_every is None else _whole("review_every", self.review_every)
         recipe = Recipe(self.method, *sizes, review_every, int(seed), self._settings())
-        if recipe.batch_size < 1:
-            raise InputError(f"batch_size = {recipe.batch_size} must be at least 1.")
         input_format = format_of(inputs, self.image_shape, self.pixel_range)
         model = Model(recipe, input_format, pick_device(self.device), threads=self._threads())
         self.n_features_in_ = int(np.prod(input_format.shape))
@@ -297,8 +295,15 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_threads(threads)
         return threads
 
+    def _batch_size(self) -> int:
+        """The parameter, which may have been set anew since the model began."""
+        size = _whole("batch_size", self.batch_size)
+        if size < 1:
+            raise InputError(f"batch_size = {size} must be at least 1.")
+        return size
+
     def _learn(self, model: Model, inputs: Any, labels: Sequence[ClassLabel], announced: Sequence[ClassLabel]) -> None:
-        size = int(self.batch_size)
+        size = self._batch_size()
         for first in range(0, len(labels), size):
             batch = slice(first, first + size)
             x = model.input_format.read(inputs[batch])  # if a file cannot be read, what came before it was learned
