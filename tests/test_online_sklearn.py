@@ -347,6 +347,20 @@ def test_a_batch_size_that_is_set_later_is_checked_too(tiny: Dataset, size: Any,
     assert (one.model_.samples, one.model_.batches) == (12, 3)
 
 
+def test_a_warning_names_parameters_that_come_too_late(tiny: Dataset, tmp_path: Path) -> None:
+    x, y = tiny.train_x[:6], tiny.train_y[:6]
+    one = classifier(image_shape=np.array([8, 8])).partial_fit(x, y)
+    one.set_params(batch_size=3, threads=1, random_state=1, memory=100).partial_fit(x, y)  # none that was too late
+    one.save(tmp_path)
+    for each in (one, pickle.loads(pickle.dumps(one)), OnlineClassifier.load(tmp_path, "cpu")):
+        each.partial_fit(x, y)
+        with pytest.warns(UserWarning, match=r"^method and memory of a model cannot change: it goes on as it began."):
+            each.set_params(method="slda", memory=50).partial_fit(x, y)
+        assert each.model_.recipe.method == "er"
+    one.set_params(method="fine-tune").fit(x, y).partial_fit(x, y)
+    assert one.model_.recipe.method == "fine-tune"
+
+
 def test_parameters_that_are_whole_numbers_of_another_type(tiny: Dataset) -> None:
     model = classifier(memory=np.float64(20), width=torch.tensor(2), threads=1.0, batch_size=np.int8(3))
     model.fit(tiny.train_x[:6], tiny.train_y[:6])

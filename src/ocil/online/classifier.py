@@ -1,6 +1,7 @@
 """``ocil.OnlineClassifier``: a model as a scikit-learn estimator."""
 
 import threading
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import index
@@ -38,6 +39,11 @@ STALE_SECONDS = 3600.0
 """No save takes as long as this."""
 OWN_PARAMETERS = ("network", "pretrained", "freeze", "optimizer")
 """Settings of the learner that are parameters of the estimator."""
+OF_THE_BEGINNING = (
+    *("method", "memory", "width", "review_every", "image_shape", "pixel_range", "settings"),
+    *OWN_PARAMETERS,
+)
+"""Parameters that a model begins with, and keeps."""
 
 
 class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -87,6 +93,8 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     model_: Model
     classes_: NDArray[Any]
+    _began_with: dict[str, Any]
+    """The values that ``OF_THE_BEGINNING`` had then."""
     _columns: NDArray[np.int64]
     """The column in ``classes_`` of each label that was met, in the order of the model's."""
 
@@ -153,6 +161,8 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         first = not hasattr(self, "model_")
         inputs, labels = self._samples(X, y, first)
         announced = [] if classes is None else _announced(classes)
+        if not first:
+            self._warn_of_idle_parameters()
         self._learn(self._new_model(inputs) if first else self._ready_model(), inputs, labels, announced)
         return self
 
@@ -256,6 +266,16 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classifier._show(model, announced)
         return classifier
 
+    def _warn_of_idle_parameters(self) -> None:
+        began_with = getattr(self, "_began_with", {})  # an older version may have pickled this estimator
+        now = {name: getattr(self, name) for name in began_with}
+        idle = [name for name, old in began_with.items() if now[name] is not old and repr(now[name]) != repr(old)]
+        if idle:
+            warnings.warn(
+                f"{' and '.join(idle)} of a model cannot change: it goes on as it began. `fit` begins anew.",
+                stacklevel=4,
+            )
+
     def _new_model(self, inputs: Any) -> Model:
         if not isinstance(self.method, str):
             raise InputError(f"method = {self.method!r} must be the name of a method, such as 'er'.")
@@ -323,6 +343,8 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.classes_ = _sorted_array([*model.labels, *known, *announced])
         places = {label: column for column, label in enumerate(_labels(self.classes_))}
         self._columns = np.array([places[label] for label in model.labels], np.int64)
+        if not same:
+            self._began_with = {name: getattr(self, name) for name in OF_THE_BEGINNING}
         self.model_ = model
 
     def _samples(self, X: Any, y: Any, first: bool) -> tuple[Any, list[ClassLabel]]:  # noqa: N803
