@@ -216,6 +216,14 @@ def test_stream_show_names_the_sizes_of_batches(words: tuple[str, ...], said: st
     assert said in ocil_command("stream", "show", *words).out
 
 
+def test_stream_show_counts_what_never_arrives(ocil_command: Call) -> None:
+    words = ("stream", "show", "--set", "batch_size=7")
+    assert "25 more never arrive: an incomplete last batch is dropped" in ocil_command(*words).out  # 5 of 600, 5 tasks
+    assert json.loads(ocil_command(*words, "--json").out)["dropped"] == 25
+    assert "never arrive" not in ocil_command(*words, "drop_last=false").out
+    assert "never arrive" not in ocil_command("stream", "show").out
+
+
 def test_endings_in_capitals_name_the_same_files(ocil_command: Call, tmp_path: Path) -> None:
     picture, order = tmp_path / "A.PDF", tmp_path / "ORDER.NPZ"
     said = ocil_command("stream", "show", "--seed", 1, "--figure", picture, "--save-order", order, "--json")

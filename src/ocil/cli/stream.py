@@ -123,6 +123,7 @@ def _facts(stream: "Stream", found: "Timeline") -> dict[str, Any]:
         "scenario": stream.arrivals.scenario,
         "dataset": stream.data.name,
         "samples": found.ends[-1],
+        "dropped": len(stream.arrivals.samples) - found.ends[-1],
         "batches": len(stream),
         "batch_sizes": sizes,
         "fingerprint": stream.fingerprint,
@@ -138,6 +139,10 @@ def _print(stream: "Stream", found: "Timeline") -> None:
     console.print_line(f"{facts['boundary']}: {KINDS[stream.config.boundary].summary}; {ends}.")
     batches = f"{facts['batches']} {'batch' if facts['batches'] == 1 else 'batches'} of {_sizes(facts['batch_sizes'])}"
     console.print_line(f"{facts['dataset']}: {facts['samples']} samples of {len(found.names)} {what} in {batches}.")
+    if facts["dropped"]:
+        console.print_line(
+            f"{facts['dropped']} more never arrive: an incomplete last batch is dropped, unless drop_last=false."
+        )
     if found.wrong_labels:
         console.print_line(f"{found.wrong_labels} of them have a wrong label.")
     console.print_line("")
