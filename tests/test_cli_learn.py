@@ -377,6 +377,16 @@ def test_bad_input(ocil_command: Call, photos: Path, tmp_path: Path) -> None:
     assert "there is no model" in one_error(ocil_command("export", "--model", model, "--out", tmp_path / "a.onnx"))
 
 
+def test_the_folder_that_one_is_in_is_named(
+    ocil_command: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "birds").mkdir()
+    monkeypatch.chdir(tmp_path / "birds")
+    assert "Lay them out as birds/CLASS/IMAGE.png." in one_error(ocil_command("learn", ".", "--model", tmp_path / "m"))
+    said = ocil_command("data", "import", "birds", ".", "--data-dir", tmp_path / "data")
+    assert "Lay the images out as birds/CLASS/IMAGE.png." in one_error(said)
+
+
 def test_a_model_moves_between_the_command_and_the_estimator(
     ocil_command: Call, table: Path, photos: Path, tmp_path: Path
 ) -> None:

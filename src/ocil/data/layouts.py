@@ -140,7 +140,8 @@ def _tiny_imagenet(source: Path) -> Listing | None:
 def _class_folders(source: Path) -> Listing:
     (train_folder, classes), held = training_folder(source), _test_folder(source)
     if not classes:
-        raise OcilError(f"{train_folder} has no class folders. Lay the images out as {source.name}/CLASS/IMAGE.png.")
+        name = source.absolute().name  # of "." too
+        raise OcilError(f"{train_folder} has no class folders. Lay the images out as {name}/CLASS/IMAGE.png.")
     form = "class folders" if train_folder == source else f"class folders in {train_folder.name}"
     folders, test = [train_folder], None
     if held is not None:

@@ -253,7 +253,7 @@ def _read_folder(source: Path) -> list[LabelledFile]:
     ]
     if not files:
         others = other_pictures([root], classes)
-        advice = f"It has {others}" if others else f"Lay them out as {source.name}/CLASS/IMAGE.png"
+        advice = f"It has {others}" if others else f"Lay them out as {source.absolute().name}/CLASS/IMAGE.png"
         raise OcilError(f"{root} holds no images. {advice}.")
     return files
 
