@@ -517,3 +517,15 @@ def test_a_memory_that_was_chosen_for_own_data_is_said(ocil_command: Call, tiny_
     assert "images, chosen for" not in ocil_command(*words, "-m", 20, "--set", *SMALL).err
     shown = re.sub(r"[^\w.;]+", " ", ocil_command("run", "--help").out)  # without the frame
     assert "for your own data a tenth of the training images" in shown
+
+
+def test_samples_that_never_arrive_are_counted(ocil_command: Call, tiny_npz: Path, tmp_path: Path) -> None:
+    """40 images per task, in batches of 15. What is so for both methods is said once."""
+    where = ("-d", tiny_npz, "-n", 1, "--workers", 1, "--no-reference", "-o", tmp_path / "runs")
+    words = ("compare", "fine-tune", "er", *where, "-m", 20, "--set", "width=2", "tasks=2", "batch_size=15")
+    said = ocil_command(*words)
+    assert said.code == 0, said.err
+    assert [line for line in said.err.splitlines() if "never arrive" in line] == [
+        "20 of 80 samples never arrive: a task's incomplete last batch is dropped. --set drop_last=false keeps it."
+    ]
+    assert "never arrive" not in ocil_command(*words, "drop_last=false").err

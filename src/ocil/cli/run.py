@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -96,7 +97,8 @@ def compare(
     table = options.out / "table.md"
     for written in (path, table):  # before runs that may take days
         must_be_free(written)
-    named = (_cell(name, options, data.load_once, shared=True) for name in methods)
+    note = cache(console.info)  # what is so for all methods is said once
+    named = (_cell(name, options, data.load_once, shared=True, note=note) for name in methods)
     cells = list({cell.configs: cell for cell in named}.values())  # afs and afs-rv are the same
     make_folder(path.parent)
     found, failed = _execute(cells, options, execution or Execution())
@@ -142,7 +144,13 @@ def _nothing(failed: list[str], as_json: bool) -> int:
     return 2
 
 
-def _cell(method: str | None, options: RunOptions, load: "Callable[..., Dataset]", shared: bool = False) -> "Cell":
+def _cell(
+    method: str | None,
+    options: RunOptions,
+    load: "Callable[..., Dataset]",
+    shared: bool = False,
+    note: Callable[[str], None] = console.info,
+) -> "Cell":
     """The runs of one method, checked before anything runs. ``shared``: the options are those of several methods."""
     label = Label.parse(method or "")
     if not shared and None not in (label.review, options.review) and label.review != options.review:
@@ -163,7 +171,7 @@ def _cell(method: str | None, options: RunOptions, load: "Callable[..., Dataset]
         with_references=options.reference,
         shared=shared,
         load=load,
-        note=console.info,
+        note=note,
     )
 
 

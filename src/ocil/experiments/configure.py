@@ -15,13 +15,15 @@ from ocil.files import read_toml
 from ocil.limits import whole
 from ocil.methods import MethodInfo
 from ocil.methods import method as method_info
-from ocil.runs.build import Checks
+from ocil.runs.build import Checks, StreamLength
 from ocil.runs.config import RunConfig, facts_of, resolve
 from ocil.runs.folder import refuse_begun_elsewhere
 from ocil.runs.settings import refuse_unknown
 
 NOT_SETTINGS = ("method", "dataset", "seeds", "seed")
 """Keys of a TOML file that are not settings of a run."""
+WORTH_A_NOTE = 0.01
+"""The share of samples in incomplete batches from which on a user hears of them."""
 
 
 def configure(
@@ -52,7 +54,10 @@ def configure(
     loaded = load(chosen.dataset, data_dir)  # raises before anything runs if it is missing or damaged
     config = _resolved(chosen, loaded, note)
     configs = tuple(replace(config, seed=number) for number in chosen.seeds)
-    Checks(loaded).check(configs)
+    checks = Checks(loaded)
+    checks.check(configs)
+    if (length := checks.length(config)).dropped > WORTH_A_NOTE * length.samples:
+        note(_drop_note(length))
     if root is not None:
         check_names(configs, root)
         if "precision" not in chosen.settings:
@@ -117,6 +122,11 @@ def _memory_note(config: RunConfig, dataset: Dataset) -> str:
     kind = "images" if dataset.is_images else "vectors"
     size = f"{config.learner.memory} {kind}, chosen for {len(dataset.train_y)} training {kind}"
     return f"{config.label}: a memory of {size}. --memory N sets another."
+
+
+def _drop_note(length: StreamLength) -> str:
+    lost = f"{length.dropped} of {length.dropped + length.samples} samples never arrive"
+    return f"{lost}: a task's incomplete last batch is dropped. --set drop_last=false keeps it."
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -145,6 +145,10 @@ class StreamLength(NamedTuple):
     batches: int
     smallest: int
     """Samples of the smallest batch."""
+    samples: int
+    """How many the batches have together."""
+    dropped: int
+    """How many more the order has, which are in no batch."""
 
 
 def check(config: RunConfig, dataset: Dataset, arrivals: Order | None = None) -> None:
@@ -166,7 +170,7 @@ class Checks:
         lengths: set[StreamLength] = set()
         for config in configs if sizes_vary(configs[0].stream) else configs[:1]:
             try:
-                length = self._known_length(config)
+                length = self.length(config)
                 if length not in lengths:
                     _check_learner(config, self.dataset, length)
             except OcilError as error:
@@ -175,7 +179,8 @@ class Checks:
                 raise OcilError(f"seed {config.seed}: {error}") from error
             lengths.add(length)
 
-    def _known_length(self, config: RunConfig) -> StreamLength:
+    def length(self, config: RunConfig) -> StreamLength:
+        """Of a run's stream."""
         key = config.stream, config.seed
         if key not in self._known:
             self._known[key] = _length_of(config, self.dataset)
@@ -186,7 +191,8 @@ def _length_of(config: RunConfig, dataset: Dataset, arrivals: Order | None = Non
     """The length of a run's stream. Raises if it cannot be drawn, or if what it should record cannot be."""
     stream = Stream(dataset, config.stream, config.seed, arrivals=arrivals)
     _check_evaluations(stream)
-    return StreamLength(len(stream), min(last - first for first, last in stream.bounds))
+    sizes = [last - first for first, last in stream.bounds]
+    return StreamLength(len(stream), min(sizes), sum(sizes), len(stream.arrivals.samples) - sum(sizes))
 
 
 def _check_evaluations(stream: Stream) -> None:
