@@ -57,14 +57,18 @@ def close_to(word: str, known: Iterable[str]) -> str:
     """The first part of ``suggest``, where the known names may be too many to list; empty if none is close.
 
     A name of the same letters in another order is closer than any other: a slip of the keyboard, or parts that are
-    swapped.
+    swapped. Then come names that begin with the word.
 
     >>> close_to("ace-er", ["aser", "er-ace"]), close_to("re", ["er", "stride"])
     (" Did you mean 'er-ace'?", " Did you mean 'er'?")
+    >>> close_to("my", ["may", "my-replay"])
+    " Did you mean 'my-replay'?"
     """
-    lower = {name.lower(): name for name in known}
-    same_letters = [name for name in lower if sorted(name) == sorted(word.lower())]
-    close = difflib.get_close_matches(word.lower(), same_letters or lower, n=1, cutoff=0.0 if same_letters else 0.5)
+    word, lower = word.lower(), {name.lower(): name for name in known}
+    same_letters = [name for name in lower if sorted(name) == sorted(word)]
+    longer = [name for name in lower if len(word) > 1 and name.startswith(word)]
+    likely = same_letters or longer
+    close = difflib.get_close_matches(word, likely or lower, n=1, cutoff=0.0 if likely else 0.5)
     return f" Did you mean '{lower[close[0]]}'?" if close else ""
 
 
