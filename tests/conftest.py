@@ -5,6 +5,7 @@ import gc
 import importlib
 import importlib.util
 import io
+import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -69,6 +70,16 @@ def pytest_collection_finish() -> None:
     """What was imported and collected stays: no later search for garbage, of half a second each, looks at it again."""
     gc.freeze()
     gc.enable()
+    hand_on_what_torch_logs()
+
+
+def hand_on_what_torch_logs() -> None:
+    """pytest puts its handlers on every logger that hands nothing on, six times in each test, and PyTorch has fifty of
+    them. From now on they hand on, and the root's handlers hear the same.
+    """
+    for name, logger in logging.Logger.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "torch":
+            logger.propagate = True
 
 
 searches = 0
