@@ -132,7 +132,7 @@ def test_the_method_of_the_tutorial_and_that_of_the_example_keep_every_promise(t
     file = tmp_path / "hardest.py"
     file.write_text(tutorial.split("```python\n")[1].split("```")[0])
     plugins.load(file)
-    ocil.testing.check_method("hardest")
+    run_all(checks_of("hardest"))
     kind = example("own_method").Repeat
     assert METHODS["repeat"].load() is kind
     run_all(checks_of("repeat"))
