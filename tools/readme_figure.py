@@ -15,6 +15,7 @@ from ocil.report.style import save
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = ("fine-tune", "er", "er-rv", "afs, cross-entropy alone", "afs")
 SHOWN = ("fine-tune", "er", "er-rv", "afs", "stride")
+FOLDERS = ("fine-tune", "er-m5000", "er-rv-m5000", "afs-m5000", "stride-m5000")  # of the rows above
 PAPER_SEEDS = range(10)  # the table: as many as the paper has
 UNSEEN_SEEDS = range(10, 20)  # the picture, where a method has them: no search of stride's settings has seen them
 
@@ -36,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "docs/images/cifar100-accuracy.png")
     options = parser.parse_args()
-    results = find(sorted((ROOT / "results").glob("cifar100-*")))
+    results = find(sorted(folder for name in FOLDERS for folder in (ROOT / "results").glob(f"cifar100-{name}-*")))
     cells = cells_of(results, PAPER_SEEDS)
     for name in ORDER:
         for precision in ("tf32", "bf16"):
