@@ -17,9 +17,13 @@ from ocil.longtail.results import LongTailResult
 from ocil.methods import METHODS
 from ocil.methods.config import LearnerConfig
 from ocil.report.cells import Collection
-from ocil.report.collect import FoundResults
+from ocil.report.collect import FoundResults, find
+from ocil.report.result_tables import ALL_METHODS_RECORD, cells_document
+from ocil.report.table import csv as as_csv
+from ocil.runs.config import resolve
 from ocil.runs.results import Result
 from ocil.streams import StreamConfig
+from tests.test_report_page import PAPER, RESULTS, by_hand, csv_of, rows_of, table1
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src/ocil"
@@ -174,11 +178,48 @@ def test_each_experiment_has_a_table_that_takes_its_runs(tool: Any) -> None:
     assert "stride, afs, scr and er-rv have 10 to 19" in field
 
 
+@pytest.fixture(scope="module")
+def kept() -> FoundResults:
+    """All that is kept under results/: thousands of files, which two tests need."""
+    return find([RESULTS])
+
+
 @pytest.mark.slow
-def test_the_tables_are_those_of_the_runs(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_agree_with_the_files_they_come_from(kept: FoundResults) -> None:
+    """What is kept under results/: each cell's mean and interval, and the place it has in Table I."""
+    found = kept.collection()
+    assert not found.warnings
+    lines = {row["cell"]: row for row in rows_of(as_csv(cells_document(found.cells, PAPER).records))}
+    folders = {path.parent.parent.name: path.parent.parent for path in RESULTS.glob("*/seed-*/result.json")}
+    tailed = {cell.config.cell for cell in found.longtail}  # in a table of their own
+    assert set(lines) | tailed == set(folders)
+    folders = {name: folder for name, folder in folders.items() if name not in tailed}
+    for name, folder in folders.items():
+        if len(list(folder.glob("seed-*"))) not in (2, 3, 5, 10, 20):
+            continue
+        mean, interval, seeds = by_hand(folder)
+        row = lines[name]
+        assert float(row["mean"]) == pytest.approx(mean, abs=1e-3)
+        assert float(row["interval"]) == pytest.approx(interval, abs=2e-3)
+        assert int(row["seeds"]) == seeds
+    table = rows_of(csv_of(table1(found)))
+    assert list(table[0]) == list(ALL_METHODS_RECORD)
+    (afs,) = (r for r in table if (r["dataset"], r["memory"], r["method"]) == ("cifar100", "5000", "afs"))
+    mean, interval, seeds = by_hand(RESULTS / resolve("afs", "cifar100", settings={"precision": "bf16"}).cell)
+    assert (float(afs["mean"]), float(afs["interval"])) == pytest.approx((mean, interval), abs=2e-3)
+    assert (afs["published"], afs["published_interval"], afs["review"]) == ("42.3", "0.4", "true")
+    assert float(afs["difference"]) == pytest.approx(mean - 42.3, abs=2e-3)
+    assert afs["device"] == "NVIDIA H200"
+
+
+@pytest.mark.slow
+def test_the_tables_are_those_of_the_runs(
+    tool: Any, kept: FoundResults, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``tools/results_page.py`` has nothing to change."""
     root, pages = ROOT, tool.PAGES
-    shutil.copytree(root / "results", tmp_path / "results")
+    found = {(tmp_path / "results",): kept}
+    monkeypatch.setattr(tool, "find", lambda paths: found[tuple(paths)])
     for page in pages:
         (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(root / page, tmp_path / page)
