@@ -1,5 +1,6 @@
 """Small networks as a user would write them, named by ``module:tests.networks_to_try:NAME``."""
 
+import threading
 import warnings
 
 import torch
@@ -116,6 +117,16 @@ class Centred(Tiny):
         if self.training:
             centre.lerp_(x.detach().mean(), 0.1)
         return super().forward(x) - centre - self.get_buffer("table")
+
+
+class Odd(Tiny):
+    """Cannot be copied, and its tables, which never change, cannot be compared by ``torch.equal``."""
+
+    def __init__(self, input_shape: tuple[int, ...]) -> None:
+        super().__init__(input_shape)
+        self.lock = threading.Lock()
+        self.register_buffer("unknown", torch.tensor([0.0, torch.nan]), persistent=False)
+        self.register_buffer("neighbours", torch.eye(3).to_sparse(), persistent=False)
 
 
 def not_a_module(input_shape: tuple[int, ...]) -> int:

@@ -511,6 +511,11 @@ def test_what_no_seed_decides_and_what_nothing_saves_is_refused(
     assert ocil_command(*words, "freeze=backbone").code == 0
 
 
+def test_a_network_that_cannot_be_copied_or_has_odd_tables_is_welcome(tiny_npz: Path, tmp_path: Path) -> None:
+    settings = {"memory_batch": 5, "tasks": 2, "network": f"{MODULE}Odd"}
+    ocil.run(ocil.resolve("er", tiny_npz, memory=20, settings=settings), tmp_path, device="cpu")
+
+
 def test_stages_by_name() -> None:
     network = build(IMAGE, 3, spec="resnet18(width=2)")
     assert stages(network) == ["conv1", "bn1", "layer1", "layer2", "layer3", "layer4"]

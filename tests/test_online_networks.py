@@ -18,6 +18,7 @@ from ocil.online.images import ImageFormat
 from ocil.online.model import FILE, Model, Recipe
 from ocil.online.vectors import VectorFormat
 from ocil.runs.environment import digest
+from tests import networks_to_try
 from tests.conftest import Call, one_error
 from tests.networks_to_try import MODULE
 from tests.serving import picture, running
@@ -103,6 +104,15 @@ def test_buffers_that_no_file_would_have(tmp_path: Path) -> None:
     one.save(tmp_path)
     other = Model.load(tmp_path, "cpu", trust=True)
     assert np.array_equal(one.probabilities(images(12)[0]), other.probabilities(images(12)[0]))
+
+
+def test_a_network_that_was_mended_is_no_longer_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook, where a class is defined anew."""
+    recipe = Recipe(settings={"network": f"{MODULE}Centred"})
+    with pytest.raises(OcilError, match="changes its buffer centre"):
+        Model(recipe, IMAGES)
+    monkeypatch.setattr(networks_to_try, "Centred", networks_to_try.Tiny)
+    Model(recipe, IMAGES)
 
 
 def test_pretrained_weights_are_in_the_file_and_their_path_is_not(tmp_path: Path, weights: Path) -> None:

@@ -4,7 +4,6 @@ A network is named by a setting: ``reduced-resnet18``, ``mlp(hidden=512)``, ``ti
 ``module:package.module:factory``. docs/adding-a-network.md explains how to write one.
 """
 
-import copy
 import inspect
 import math
 import re
@@ -17,7 +16,7 @@ from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from ocil.errors import OcilError
@@ -269,18 +268,19 @@ def refuse_what_is_not_kept(spec: str, input_shape: InputShape, width: int = 20,
     chosen = Spec.parse(spec, "network")
     if _is_known(chosen):
         return
-    made = untrained(spec, input_shape, width, freeze)
-    tried = copy.deepcopy(made)  # batch statistics change with each pass
+    tried = build(input_shape, 1, width, spec=spec, freeze=freeze)  # not a copy: some networks cannot be copied
+    before = _unsaved(tried)
     if _draws_numbers(tried, input_shape):
         raise OcilError(
             f"network = {chosen} draws random numbers while it trains, as dropout does, and ocil cannot repeat them: "
             "leave that out in training mode, or give freeze = backbone."
         )
-    if lost := _unsaved_changes(made, tried):
-        raise OcilError(
-            f"network = {chosen} changes its buffer {lost[0].removeprefix('body.')} while it trains, and has it "
-            "registered with persistent=False, so that nothing saves it: leave that out, or give freeze = backbone."
-        )
+    for name, value in _unsaved(tried).items():
+        if name not in before or not _are_equal(before[name], value):
+            raise OcilError(
+                f"network = {chosen} changes its buffer {name.removeprefix('body.')} while it trains, and has it "
+                "registered with persistent=False, so that nothing saves it: leave that out, or give freeze = backbone."
+            )
 
 
 def _draws_numbers(tried: Network, input_shape: InputShape) -> bool:
@@ -295,15 +295,20 @@ def _draws_numbers(tried: Network, input_shape: InputShape) -> bool:
     return False
 
 
-def _unsaved_changes(before: Network, after: Network) -> list[str]:
-    """The buffers that differ and are not in the state of a network, such as a running mean. Those that never change,
-    such as a table of positions, need not be there."""
-    former, saved = dict(before.named_buffers()), after.state_dict().keys()
-    return [
-        name
-        for name, value in after.named_buffers()
-        if name not in saved and (name not in former or not torch.equal(value, former[name]))
-    ]
+def _unsaved(made: Network) -> dict[str, Tensor]:
+    """Copies of the buffers that are not in the state of a network. A table of positions may be among them, for
+    it never changes; a running mean may not."""
+    saved = made.state_dict().keys()
+    return {name: value.clone() for name, value in made.named_buffers() if name not in saved}
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """Also where both are NaN, and for sparse tensors, which ``torch.equal`` refuses."""
+    try:
+        torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True)
+    except AssertionError:
+        return False
+    return True
 
 
 def _is_known(chosen: Spec) -> bool:
