@@ -361,6 +361,18 @@ def test_a_warning_names_parameters_that_come_too_late(tiny: Dataset, tmp_path: 
     assert one.model_.recipe.method == "fine-tune"
 
 
+def test_no_warning_of_parameters_with_an_equal_value(tiny: Dataset) -> None:
+    x, y = tiny.train_x[:6], tiny.train_y[:6]
+    settings = {"lr": 0.1, "memory_batch": 5}
+    one = classifier(memory=20, image_shape=(8, 8), settings=settings).partial_fit(x, y)
+    one.set_params(method=np.str_("er"), memory=np.int64(20), width=2.0, image_shape=np.array([8, 8]))
+    again = {"memory_batch": np.int8(5), "lr": np.float64(0.1)}
+    one.set_params(settings=again).partial_fit(x, y)
+    again["lr"] = np.float64(0.2)
+    with pytest.warns(UserWarning, match=r"^settings of a model cannot change"):
+        one.partial_fit(x, y)
+
+
 def test_parameters_that_are_whole_numbers_of_another_type(tiny: Dataset) -> None:
     model = classifier(memory=np.float64(20), width=torch.tensor(2), threads=1.0, batch_size=np.int8(3))
     model.fit(tiny.train_x[:6], tiny.train_y[:6])

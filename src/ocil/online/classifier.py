@@ -94,7 +94,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     model_: Model
     classes_: NDArray[Any]
     _began_with: dict[str, Any]
-    """The values that ``OF_THE_BEGINNING`` had then."""
+    """The values that ``OF_THE_BEGINNING`` had then, as ``_plain`` has them."""
     _columns: NDArray[np.int64]
     """The column in ``classes_`` of each label that was met, in the order of the model's."""
 
@@ -268,8 +268,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _warn_of_idle_parameters(self) -> None:
         began_with = getattr(self, "_began_with", {})  # an older version may have pickled this estimator
-        now = {name: getattr(self, name) for name in began_with}
-        idle = [name for name, old in began_with.items() if now[name] is not old and repr(now[name]) != repr(old)]
+        idle = [name for name, old in began_with.items() if _plain(getattr(self, name)) != old]
         if idle:
             warnings.warn(
                 f"{' and '.join(idle)} of a model cannot change: it goes on as it began. `fit` begins anew.",
@@ -344,7 +343,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         places = {label: column for column, label in enumerate(_labels(self.classes_))}
         self._columns = np.array([places[label] for label in model.labels], np.int64)
         if not same:
-            self._began_with = {name: getattr(self, name) for name in OF_THE_BEGINNING}
+            self._began_with = {name: _plain(getattr(self, name)) for name in OF_THE_BEGINNING}
         self.model_ = model
 
     def _samples(self, X: Any, y: Any, first: bool) -> tuple[Any, list[ClassLabel]]:  # noqa: N803
@@ -452,6 +451,16 @@ def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise InputError(f"{name} = {value!r} must be a whole number.")
     return index(value)
+
+
+def _plain(value: Any) -> Any:
+    """The value of a parameter, such that equal ones compare as equal, whatever types they have."""
+    value = value.tolist() if hasattr(value, "tolist") else value  # of NumPy or PyTorch
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, PathLike) else value
 
 
 def _rounded(labels: Sequence[ClassLabel]) -> bool:
