@@ -221,6 +221,7 @@ def test_stream_show_counts_what_never_arrives(ocil_command: Call) -> None:
     assert "25 more never arrive: an incomplete last batch is dropped" in ocil_command(*words).out  # 5 of 600, 5 tasks
     assert json.loads(ocil_command(*words, "--json").out)["dropped"] == 25
     assert "never arrive" not in ocil_command(*words, "drop_last=false").out
+    assert "never arrive" not in ocil_command(*words, "boundary=iid", "epochs=9").out  # others are left over in each
     assert "never arrive" not in ocil_command("stream", "show").out
 
 

@@ -123,7 +123,7 @@ def _facts(stream: "Stream", found: "Timeline") -> dict[str, Any]:
         "scenario": stream.arrivals.scenario,
         "dataset": stream.data.name,
         "samples": found.ends[-1],
-        "dropped": len(stream.arrivals.samples) - found.ends[-1],
+        "dropped": stream.arrivals.dropped,
         "batches": len(stream),
         "batch_sizes": sizes,
         "fingerprint": stream.fingerprint,

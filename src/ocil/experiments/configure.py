@@ -126,7 +126,7 @@ def _memory_note(config: RunConfig, dataset: Dataset) -> str:
 
 def _drop_note(length: StreamLength) -> str:
     lost = f"{length.dropped} of {length.dropped + length.samples} samples never arrive"
-    return f"{lost}: a task's incomplete last batch is dropped. --set drop_last=false keeps it."
+    return f"{lost}: an incomplete last batch is dropped. --set drop_last=false keeps it."
 
 
 def _read(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -146,9 +146,9 @@ class StreamLength(NamedTuple):
     smallest: int
     """Samples of the smallest batch."""
     samples: int
-    """How many the batches have together."""
+    """How many training samples come."""
     dropped: int
-    """How many more the order has, which are in no batch."""
+    """How many more would, but are in no batch."""
 
 
 def check(config: RunConfig, dataset: Dataset, arrivals: Order | None = None) -> None:
@@ -191,8 +191,9 @@ def _length_of(config: RunConfig, dataset: Dataset, arrivals: Order | None = Non
     """The length of a run's stream. Raises if it cannot be drawn, or if what it should record cannot be."""
     stream = Stream(dataset, config.stream, config.seed, arrivals=arrivals)
     _check_evaluations(stream)
-    sizes = [last - first for first, last in stream.bounds]
-    return StreamLength(len(stream), min(sizes), sum(sizes), len(stream.arrivals.samples) - sum(sizes))
+    smallest = min(last - first for first, last in stream.bounds)
+    order = stream.arrivals
+    return StreamLength(len(stream), smallest, len(order.arriving), order.dropped)
 
 
 def _check_evaluations(stream: Stream) -> None:

@@ -103,6 +103,12 @@ class Order:
         """Numbers of the training samples that come in some batch, ascending: a dropped last batch has no others."""
         return np.unique(np.concatenate([self.samples[first:last] for first, last in self.bounds]))
 
+    @property
+    def dropped(self) -> int:
+        """How many training samples come in no batch: those of incomplete last ones, unless another epoch has them."""
+        whole = sum(last - first for first, last in self.bounds) == len(self.samples)
+        return 0 if whole else len(np.unique(self.samples)) - len(self.arriving)
+
     @cached_property
     def digest(self) -> str:
         """Short digest of which samples come when and with which labels, and of the classes of each group."""
