@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from ocil import files
 from ocil.data import Dataset, lookup
 from ocil.data.dataset import load_npz
 from ocil.engines import execute, pool
@@ -220,13 +221,16 @@ def test_what_is_held_until_the_end_is_stopped_and_not_failed(
 ) -> None:
     heard: list[tuple[Run, Any]] = []
     slept: list[float] = []
+    tries: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(files, "sleep", tries.append)
     observer = Observer(lambda *event: heard.append(event), lambda: len(slept) == 2)
     with runs[1].folder(tmp_path).lock():
         outcomes = with_waiting(taking([]), runs[:2], job(tmp_path), observer)
     assert outcomes[runs[0].key] is DONE
     assert isinstance(outcomes[runs[1].key], Interrupted)
     assert heard == [(runs[1], outcomes[runs[1].key])]
+    assert len(tries) == files.LOCK_TRIES - 1  # to take the run; a look at one that is held waits for nothing
 
 
 def test_a_failing_run_leaves_the_others_alone(

@@ -287,11 +287,14 @@ def alone_at(path: Path, seconds: float) -> Iterator[None]:
         lock.release()
 
 
-def is_locked(folder: Path) -> bool:
-    """Whether a process works in a folder. False also if that cannot be found out: ``locked`` then raises."""
+def is_locked(folder: Path, tries: int = LOCK_TRIES) -> bool:
+    """Whether a process works in a folder. False also if that cannot be found out: ``locked`` then raises.
+
+    With one of ``tries`` it may be a process that only looks too; each other one takes a moment.
+    """
     try:
         with os.fdopen(open_regular(folder / LOCK, os.O_RDWR), "rb") as file:
-            return not _try_lock(file.fileno())
+            return not _try_lock(file.fileno(), tries)
     except OSError:
         return False
 
@@ -321,10 +324,10 @@ def _lock(folder: Path) -> int | None:
     raise OSError(errno.ENOLCK, "its file system does not keep locks")
 
 
-def _try_lock(descriptor: int) -> bool:
+def _try_lock(descriptor: int, tries: int = LOCK_TRIES) -> bool:
     """Take a lock, unless another process keeps it for longer than a look at it takes."""
     try:
-        for number in range(LOCK_TRIES):
+        for number in range(tries):
             if number:
                 sleep(LOCK_SECONDS)
             if lock_descriptor(descriptor, blocking=False):

@@ -52,8 +52,8 @@ def _held_in(event: Event) -> Path | None:
 def _wait_for_some(held: Mapping[RunKey, Path], should_stop: Callable[[], bool]) -> set[RunKey]:
     """Wait until some runs are free, and return them. Returns none if none are held or it is to stop."""
 
-    def look() -> set[RunKey]:
-        return {key for key, folder in held.items() if not is_locked(folder)}
+    def look() -> set[RunKey]:  # again and again, at many runs perhaps
+        return {key for key, folder in held.items() if not is_locked(folder, tries=1)}
 
     while held and not should_stop():
         free = look()
