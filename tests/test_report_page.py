@@ -10,6 +10,7 @@ import os
 import re
 import statistics
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import torch
 from ocil.data import Dataset
 from ocil.errors import OcilError
 from ocil.evaluation.record_types import EASY, HARD
-from ocil.files import read_regular
+from ocil.files import read_regular, write_together
 from ocil.longtail.metrics import LATER
 from ocil.report import formulas, plots
 from ocil.report.cells import Collection, FinishedRun, MeasuredCell
@@ -636,6 +637,27 @@ def test_a_full_disk_leaves_the_earlier_report_as_it_was(
     assert message.endswith("No space left on device. Free some space or choose another folder.")
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
     assert ocil_command(*words).code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("blank_figures")
+def test_two_reports_into_one_folder_at_once(
+    collection: Collection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both delete what neither of them has."""
+    write(collection, tmp_path / "report")
+    save(tmp_path / "few", resolve("er", "cifar10"))
+    few = collect([tmp_path / "few"])
+
+    with monkeypatch.context() as patch:
+
+        def after_the_other(contents: Mapping[Path, bytes]) -> None:
+            patch.undo()
+            write(few, tmp_path / "report")
+            write_together(contents)
+
+        patch.setattr("ocil.report.write.write_together", after_the_other)
+        assert write(few, tmp_path / "report").page.is_file()
 
 
 @pytest.mark.slow

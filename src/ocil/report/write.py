@@ -86,7 +86,7 @@ def _save(out: Path, files: Mapping[Path, bytes], index: Path, page: bytes) -> N
     earlier = _earlier(out)
     write_together({out / LIST: _listed(out, files.keys() | earlier), **written})
     for path in earlier - files.keys():
-        path.unlink()
+        path.unlink(missing_ok=True)  # another report into this folder may have been faster
     write_bytes(out / LIST, _listed(out, files))
 
 
