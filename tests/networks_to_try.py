@@ -105,12 +105,13 @@ class Noisy(Tiny):
 
 
 class Centred(Tiny):
-    """Subtracts a running mean that no state has, and a table that never changes."""
+    """Subtracts a running mean that no state has, and a table that never changes, like its mask."""
 
     def __init__(self, input_shape: tuple[int, ...], saved: bool = False) -> None:
         super().__init__(input_shape)
         self.register_buffer("centre", torch.zeros(()), persistent=saved)
         self.register_buffer("table", torch.ones(()), persistent=False)
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         centre = self.get_buffer("centre")

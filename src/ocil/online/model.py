@@ -215,8 +215,12 @@ class Model:
             yield
 
     def check_weights(self) -> None:
-        """Raise if a weight is not finite. Reads from the device."""
-        running = (buffer for network in networks_in(self.learner) for buffer in network.buffers())
+        """Raise if a weight or a running statistic is not finite. Buffers that are not saved, such as a mask of minus
+        infinities, never change. Reads from the device."""
+        running: list[Tensor] = []
+        for network in networks_in(self.learner):
+            saved = network.state_dict().keys()
+            running += [buffer for name, buffer in network.named_buffers() if name in saved]
         weights = (*self.learner.parameters(), *running)
         if weights and not bool(torch.stack([value.isfinite().all() for value in weights]).all()):
             raise OcilError("the weights are not finite any more: begin again with a lower learning rate.")
