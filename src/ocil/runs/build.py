@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -139,15 +139,16 @@ def make_learner(
     return build(config, dataset, pick_device(device))
 
 
-class StreamLength(NamedTuple):
-    """How long a stream is: what the settings of a learner must fit."""
+@dataclass(frozen=True)
+class StreamLength:
+    """How long a stream is. Those that are equal need the same of the settings of a learner."""
 
     batches: int
     smallest: int
     """Samples of the smallest batch."""
-    samples: int
+    samples: int = field(compare=False)
     """How many training samples come."""
-    dropped: int
+    dropped: int = field(compare=False)
     """How many more would, but are in no batch."""
 
 
