@@ -10,7 +10,7 @@
 ``modes``       evaluation, virtual steps and the like, inside a block
 """
 
-from ocil.networks.base import Network, Outputs, networks_in
+from ocil.networks.base import Network, Outputs, networks_in, unsaved_buffers
 from ocil.networks.growth import NOT_MET, Growing, GrowingHead, grow, meet, with_rows
 from ocil.networks.inputs import ImageShape, InputShape, image_shape, is_image, to_float
 from ocil.networks.modes import bn_momentum, evaluating, seeded, virtual_step
@@ -45,6 +45,7 @@ __all__ = [
     "seeded",
     "smallest_batch",
     "to_float",
+    "unsaved_buffers",
     "virtual_step",
     "with_rows",
 ]

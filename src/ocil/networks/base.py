@@ -155,6 +155,13 @@ def networks_in(module: nn.Module) -> list[Network]:
     return [part for part in module.modules() if isinstance(part, Network)]
 
 
+def unsaved_buffers(network: nn.Module) -> dict[str, Tensor]:
+    """The buffers that are not in the state of a network. A table of positions may be among them, for it never changes;
+    a running mean may not."""
+    saved = network.state_dict().keys()
+    return {name: buffer for name, buffer in network.named_buffers() if name not in saved}
+
+
 def autocast(x: Tensor, precision: Precision) -> torch.autocast:
     """bfloat16 where the precision asks for it."""
     return torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16")

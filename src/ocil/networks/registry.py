@@ -22,7 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from ocil.errors import OcilError
 from ocil.limits import MAX_WIDTH, whole
 from ocil.networks import pretrained as weights
-from ocil.networks.base import Factory, Network
+from ocil.networks.base import Factory, Network, unsaved_buffers
 from ocil.networks.growth import GrowingHead
 from ocil.networks.inputs import InputShape, image_shape, is_image
 from ocil.networks.modes import default_generator_kept, seeded
@@ -269,14 +269,14 @@ def refuse_what_is_not_kept(spec: str, input_shape: InputShape, width: int = 20,
     if _is_known(chosen):
         return
     tried = build(input_shape, 1, width, spec=spec, freeze=freeze)  # not a copy: some networks cannot be copied
-    before = _unsaved(tried)
+    before = {name: buffer.clone() for name, buffer in unsaved_buffers(tried).items()}
     if _draws_numbers(tried, input_shape):
         raise OcilError(
             f"network = {chosen} draws random numbers while it trains, as dropout does, and ocil cannot repeat them: "
             "leave that out in training mode, or give freeze = backbone."
         )
-    for name, value in _unsaved(tried).items():
-        if name not in before or not _are_equal(before[name], value):
+    for name, buffer in unsaved_buffers(tried).items():
+        if name not in before or not _are_equal(before[name], buffer):
             raise OcilError(
                 f"network = {chosen} changes its buffer {name.removeprefix('body.')} while it trains, and has it "
                 "registered with persistent=False, so that nothing saves it: leave that out, or give freeze = backbone."
@@ -293,13 +293,6 @@ def _draws_numbers(tried: Network, input_shape: InputShape) -> bool:
         tried(x)
         return not torch.equal(torch.get_rng_state(), before)
     return False
-
-
-def _unsaved(made: Network) -> dict[str, Tensor]:
-    """Copies of the buffers that are not in the state of a network. A table of positions may be among them, for
-    it never changes; a running mean may not."""
-    saved = made.state_dict().keys()
-    return {name: value.clone() for name, value in made.named_buffers() if name not in saved}
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:

@@ -24,7 +24,7 @@ from ocil.methods import method
 from ocil.methods.config import LearnerConfig
 from ocil.methods.growth import capacity_for
 from ocil.methods.verbs import check_batch
-from ocil.networks import networks_in, pretrained
+from ocil.networks import networks_in, pretrained, unsaved_buffers
 from ocil.networks.registry import refuse_what_is_not_kept
 from ocil.online.formats import InputFormat
 from ocil.online.header import (
@@ -219,8 +219,8 @@ class Model:
         infinities, never change. Reads from the device."""
         running: list[Tensor] = []
         for network in networks_in(self.learner):
-            saved = network.state_dict().keys()
-            running += [buffer for name, buffer in network.named_buffers() if name in saved]
+            unsaved = unsaved_buffers(network)
+            running += [buffer for name, buffer in network.named_buffers() if name not in unsaved]
         weights = (*self.learner.parameters(), *running)
         if weights and not bool(torch.stack([value.isfinite().all() for value in weights]).all()):
             raise OcilError("the weights are not finite any more: begin again with a lower learning rate.")
