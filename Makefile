@@ -74,7 +74,7 @@ test: $(TEST_READY) style  ## every check and every test, as continuous integrat
 	[ $$tests -eq 0 ] || echo "The tests failed: see above."; \
 	[ $$types -eq 0 ] && [ $$tests -eq 0 ]
 
-quick: style  ## ruff and the tests that are not slow (under 2 minutes on 2 cores)
+quick: style  ## ruff and the tests that are not slow (4 to 6 minutes on 2 cores)
 	$(PYTEST) -m 'not slow'
 
 lint: style types  ## ruff, mypy --strict, import-linter
